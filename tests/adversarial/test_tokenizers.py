@@ -14,9 +14,9 @@ from itertools import pairwise
 import pytest
 from support.adversarial.dialogues import TURNS, loop, mixed
 from support.adversarial.dialogues import Conversation as Script
+from support.adversarial.patches import STYLES
 from support.adversarial.size import FULL, SEED
 from support.adversarial.skeleton import filled
-from support.adversarial.styles import STYLES
 from support.adversarial.templates import Template
 from support.adversarial.texts import Inapplicable, Refused
 from support.adversarial.token_judge import Judge

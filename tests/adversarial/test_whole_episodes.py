@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from support.adversarial.dialogues import WORDS, dialogues, loop, mixed, spoiled
 from support.adversarial.episodes import Outcome, control_words, play_episodes, tokenizer_of
-from support.adversarial.rewrites import kept, rewriting
 from support.adversarial.size import FULL, SEED, sampled
-from support.adversarial.templates import Template, by_hand, generated
+from support.adversarial.templates import Template, by_hand, generated, kept, rewriting
 from support.adversarial.token_judge import Judge
 from support.oracle import Inapplicable, Oracle, Refused
 from support.oracle_scenarios import AGAIN, BASE, CALL, RESULT, TEXT, Scenario

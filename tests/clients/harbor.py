@@ -22,10 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
 from support.episodes import call, judge_tokens, opened_model, serving
 from support.program_trials import REWARD, factory, play, write_task
-from support.proxy import CountingProxy, counting_proxy
+from support.proxy import (
+    CLOSE,
+    CountingProxy,
+    counting_proxy,
+    engine_answers,
+    judge_answers,
+    largest_error,
+)
 from support.qwen import qwen3_tokenizer
 from support.servers import sglang_server
 from support.tiny_model import tiny_model

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from openai import InternalServerError
 from support.atropos_server import atropos_server
-from support.bare import borrowed
+from support.bare import borrowed, theirs
 from support.gradients import (
     ABORTED,
     PLAYED,
@@ -34,7 +34,6 @@ from support.gradients import (
     weighted,
 )
 from support.tinker_mirror import TrainingClient
-from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
 from support.verl_mirror import Keys
 from support.vllm_mirror import LlmEngine, asked_params

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
-from support.bare import borrowed
+from support.bare import borrowed, theirs
 from support.gradients import (
     ABORTED,
     PLAYED,
@@ -25,7 +25,6 @@ from support.gradients import (
     normalized,
     talk,
 )
-from support.trainer_source import theirs
 
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.trainers.slime import keep_group, normalize_rewards, to_samples

@@ -6,9 +6,9 @@ import ast
 from importlib.util import find_spec
 
 import pytest
+from support.bare import definition
 from support.inventory import Missing, Tree, recorded
 from support.standins import faults
-from support.trainer_source import definition
 
 from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
 

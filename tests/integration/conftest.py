@@ -8,12 +8,11 @@ from typing import get_args
 
 import aiohttp
 import pytest
-from support.lora_adapter import lora_adapter
 from support.processes import START_DEADLINE, Server
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import Router, router, sglang_server
 from support.session_load import POOL
-from support.tiny_model import tiny_moe
+from support.tiny_model import lora_adapter, tiny_moe
 from support.wire import Wire
 
 _HERE = Path(__file__).parent

@@ -11,9 +11,9 @@ import pytest
 from benchmarks import engine as benchmark
 from benchmarks.world import Material
 from support.client import request
-from support.lora_adapter import logprobs_with
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
+from support.tiny_model import logprobs_with
 from support.wire import until
 
 from toolroll.rollout.engine import Admission, Engine, EngineConfig

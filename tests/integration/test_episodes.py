@@ -13,14 +13,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from support.adversarial.size import FULL
-from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
 from support.episodes import opened_model
 from support.listed_environment import ListedWorld
 from support.planted import PLANTED, plant, spans
 from support.processes import Server
 from support.program_trials import AGENT, command_of, factory, program, refusal, write_task
 from support.program_trials import play as play_trials
-from support.proxy import counting_proxy
+from support.proxy import CLOSE, counting_proxy, engine_answers, judge_answers, largest_error
 from support.qwen import qwen3_tokenizer
 from support.servers import Router, router, sglang_server
 from support.tiny_model import tiny_model

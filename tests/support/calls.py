@@ -1,4 +1,4 @@
-"""Hypothesis strategies for tool calls."""
+"""Tool calls: Hypothesis strategies, ordinary ones, and texts made from parts of a wire format."""
 
 import random
 from dataclasses import replace
@@ -6,9 +6,10 @@ from string import ascii_letters, ascii_lowercase, digits
 from typing import Any
 
 from hypothesis import strategies as st
-from support.formats import Call, Format
+from support.formats import FORMATS, Call, Format
 
-from toolroll.parsers.registry import get_parser
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import built_in_parsers, get_parser
 from toolroll.parsers.types import ParsedReply
 
 
@@ -135,3 +136,42 @@ def assert_read_back(reply: ParsedReply, written: list[Any]) -> None:
     assert statuses == [(name, "ok", None) for name, _ in written]
     for call, (_, arguments) in zip(reply.tool_calls, written, strict=True):
         assert same(call.arguments, arguments)
+
+
+# --- texts that a model would not write -----------------------------------------------------------
+
+_FRAGMENTS = (
+    "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "a", "name",
+    '"name"', '"arguments"', "null", "1",
+    "-", "1e999", "NaN", "é", "\u2028", "\x00", "<think>", "</think>", "<|", "|>", "{}",
+    '{"name": "x", "arguments": {"id": "a"}}', "[x(id='a')]",
+)  # fmt: skip
+_FORMS = {
+    kind.name: [form for form in FORMATS if form.name == kind.name] for kind in built_in_parsers()
+}
+
+
+def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
+    """A text in pieces: markers, fragments, whole calls, and calls with a cut or an insert."""
+    forms = _FORMS[kind.name]
+    marks = (*kind.openers, *kind.markers, *(marker for form in forms for marker in form.markers))
+    found = []
+    for _ in range(picks.randint(1, 6)):
+        sort = picks.random()
+        if sort < 0.45 and forms:
+            form = picks.choice(forms)
+            text = form.write(ordinary_calls(form, picks))
+            for _ in range(picks.randint(0, 2)):
+                at = picks.randint(0, len(text))
+                text = (
+                    text[:at]
+                    + picks.choice(("", *_FRAGMENTS, *marks))
+                    + text[at + picks.choice((0, 1, 1, 5, 30)) :]
+                )
+            found.append(text[: picks.choice((len(text), picks.randint(0, len(text))))])
+        elif sort < 0.8 and marks:
+            mark = picks.choice(marks)
+            found.append(mark if picks.random() < 0.8 else mark[: picks.randint(0, len(mark))])
+        else:
+            found.append("".join(picks.choice(_FRAGMENTS) for _ in range(picks.randint(1, 6))))
+    return found

@@ -85,16 +85,11 @@ async def answering(generate: Handler, **config: Any) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def embedded(
-    tokenizer: Any,
-    policy: Any = echo,
-    *,
-    config: dict[str, Any] | None = None,
-    sleep: Any = None,
-    **engine: Any,
+    tokenizer: Any, policy: Any = echo, *, config: dict[str, Any] | None = None, **engine: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, Engine]]:
     async with (
         EmbeddedEngine(tokenizer, policy, **engine) as served,
-        client(served.url, sleep=sleep, **(config or {})) as calls,
+        client(served.url, **(config or {})) as calls,
     ):
         yield served, calls
 

@@ -48,9 +48,9 @@ async def play(create: Create, **more: Any) -> Any:
             messages.append({"role": "tool", "tool_call_id": wanted.id, "content": content})
 
 
-async def one_episode(bench: Bench, session: str = "s") -> None:
-    """The session holds the episode of `SAID` as one trajectory, exactly."""
-    [trajectory] = await bench.trajectories(session)
+async def one_episode(bench: Bench) -> None:
+    """The session `s` holds the episode of `SAID` as one trajectory, exactly."""
+    [trajectory] = await bench.trajectories()
     assert [turn["finish_reason"] for turn in trajectory["turns"]] == ["stop"] * 3
     tokenizer = bench.served.template.tokenizer
     control = bench.served.template.encoder.control_ids

@@ -12,10 +12,10 @@ from toolroll.rollout.runs.registry import find_environment
 from toolroll.testing import Policy, PolicyRequest, Reply, play_references
 
 
-def toolroll(*arguments: object, columns: int = 300) -> Result:
+def toolroll(*arguments: object) -> Result:
     """The command's result; an error that is no exit is raised."""
     words = [str(argument) for argument in arguments]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -1,5 +1,6 @@
 """Play episodes against the embedded engine, and check their tokens with its request log."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,8 +20,6 @@ from toolroll.testing import EmbeddedEngine, LoggedRequest, reference_logprob
 
 def call(name: str = "look", **arguments: Any) -> str:
     """A tool call as a model of the Hermes format writes it."""
-    import json
-
     return "<tool_call>" + json.dumps({"name": name, "arguments": arguments}) + "</tool_call>"
 
 

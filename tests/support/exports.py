@@ -69,7 +69,7 @@ def write_run(folder: Path, episodes: list[Episode], env: str = "pond") -> Path:
     return folder
 
 
-def trajectory_of(folder: Path, task: str, sample: int, env: str = "pond") -> dict[str, Any]:
+def trajectory_of(folder: Path, task: str, sample: int, env: str) -> dict[str, Any]:
     path = folder / env / f"{task}__{sample}" / "agent" / "trajectory.json"
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.experts import sent_experts
-from support.generate import generate, sglang_names
 from support.standins import recorded_class, stands_for
+from support.wire import generate, sglang_names
 
 _CONFIG = "skyrl.train.config.config"
 SkyrlSamplingParams = recorded_class(f"{_CONFIG}:SamplingParams")

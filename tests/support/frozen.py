@@ -7,7 +7,7 @@ Each function returns the items by name, as plain JSON. Refactorings compare the
 import asyncio
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,20 +194,11 @@ def _steady_record(value: Any) -> Any:
     return [_steady_record(one) for one in value] if isinstance(value, list) else value
 
 
-def play_all(folder: Path) -> Mapping[str, Items]:
+def play_all(folder: Path) -> dict[str, Items]:
     """All four kinds."""
-
-    async def played() -> Mapping[str, Items]:
-        return {
-            "conversations": await conversations(),
-            "sessions": await sessions(),
-            "samples": await samples(),
-            "episodes": await episodes(folder),
-        }
-
-    return asyncio.run(played())
-
-
-def first_differences(old: Mapping[str, str], new: Mapping[str, str]) -> Sequence[str]:
-    """Names of items that are missing, new or different."""
-    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return {
+        "conversations": asyncio.run(conversations()),
+        "sessions": asyncio.run(sessions()),
+        "samples": asyncio.run(samples()),
+        "episodes": asyncio.run(episodes(folder)),
+    }

@@ -277,12 +277,12 @@ def read(file: Path) -> list[Played]:
     return sorted(found, key=lambda one: (one.task, one.sample))
 
 
-def clipped(logps: Any, old: Any, advantage: float, clip: float = CLIP) -> Any:
+def clipped(logps: Any, old: Any, advantage: float) -> Any:
     """PPO's loss of each token."""
     import torch
 
     ratio = (logps - old).exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
 
 
 def normalized(group: Sequence[Played], *, eps: float, ddof: int = 1) -> list[float]:

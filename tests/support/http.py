@@ -58,13 +58,13 @@ async def router_over(engine: str) -> AsyncIterator[str]:
             yield url
 
 
-def says(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Handler:
+def says(data: Any, *, status: int = 200) -> Handler:
     """A handler with one answer: bytes as they are, all else as JSON."""
     body = data if isinstance(data, bytes) else orjson.dumps(data)
 
     async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()
-        return web.Response(body=body, status=status, headers=dict(headers or {}))
+        return web.Response(body=body, status=status)
 
     return handle
 

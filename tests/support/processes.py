@@ -91,8 +91,8 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def log_tail(self, lines: int = 40) -> str:
-        return tail(self.log, lines)
+    def log_tail(self) -> str:
+        return tail(self.log, 40)
 
 
 def free_ports(count: int) -> list[int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 QUIZ = '''\
 import csv
+import functools
 import gzip
 import importlib
 import json
@@ -35,6 +36,15 @@ SYSTEM = (HERE / "prompts" / "system.txt").read_text()
 PROMPTS = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "prompts"))
 
 
+def counted(tool):
+    @functools.wraps(tool)
+    def call(*args, **kwargs):
+        return f"{tool(*args, **kwargs)} (1 of 1)"
+
+    return call
+
+
+@counted
 def lookup(city: str, year: int = 2020) -> str:
     """Look up how many people live in a city.
 
@@ -95,8 +105,63 @@ def make(table, level, more="bench/more.csv"):
     )
 '''
 
+JUDGED = '''\
+import json
+from pathlib import Path
+
+from toolroll import tool_environment
+from toolroll.evaluation.judge import Judge
+
+HERE = Path(__file__).parent
+MODEL = "judge-8b"
+
+
+def lookup(city: str) -> str:
+    """Look up how many people live in a city."""
+    return "42 people"
+
+
+def make(url):
+    settings = json.loads((HERE / "judge.json").read_text())
+    judge = Judge((HERE / "rubric.txt").read_text(), base_url=url, model=MODEL, **settings)
+    return tool_environment(
+        tools=[lookup], tasks=[{"prompt": "How many people live in Rome?"}], judge=judge
+    )
+'''
+
+ASKED = '''\
+from pathlib import Path
+
+from toolroll import Environment, Observation, StepResult
+
+PERSONA = Path(__file__).with_name("persona.txt")
+
+
+class Asked(Environment):
+    """A user wants to know a number."""
+
+    tasks = [{"id": "rome", "city": "Rome"}]
+
+    def __init__(self, options):
+        self.options = options
+
+    async def reset(self, task, seed):
+        self.user = self.options.user(seed)
+        persona = PERSONA.read_text().format(task.data["city"])
+        return Observation([{"role": "user", "content": await self.user.reset(persona)}])
+
+    async def step(self, action):
+        said = await self.user.step(action.content)
+        return StepResult([{"role": "user", "content": said}], reward=1.0, done=True)
+
+    async def close(self):
+        await self.user.close()
+'''
+
 FILES = {
     "bench/quiz.py": QUIZ,
+    "bench/judged.py": JUDGED,
+    "bench/asked.py": ASKED,
     "bench/scoring.py": "def bonus():\n    return 1.0\n",
     "bench/lib/__init__.py": "",
     "bench/lib/rules/__init__.py": "",
@@ -118,6 +183,9 @@ FILES = {
     "bench/weight-easy.txt": "1",
     "bench/weight-hard.txt": "1",
     "bench/check.sh": "echo 1\n",
+    "bench/judge.json": '{"temperature": 0.0}',
+    "bench/rubric.txt": "1 if it is right, else 0.",
+    "bench/persona.txt": "You want to know how many people live in {}.",
     "shared/weight.txt": "1",
     "here/weight.txt": "1",
     "site/quizkit/__init__.py": "def weight():\n    from quizkit import units\n\n"
@@ -205,16 +273,22 @@ TASKS = FILES["bench/tasks.jsonl"].splitlines()
 MOVES: dict[str, Edit] = {
     "the grader": replace("bench/quiz.py", "float(right) *", "0.5 * right *"),
     "a constant": replace("bench/quiz.py", "LONGEST = 40", "LONGEST = 4"),
+    "the grader's regex": replace("bench/quiz.py", r'r"\d+"', r'r"\d"'),
     "a helper": replace("bench/scoring.py", "1.0", "0.5"),
     "a late helper in a package": replace("bench/lib/rules/strict.py", "strip", "upper"),
     "a plug-in": replace("bench/plugins/easy.py", "forty-two", "It is 42."),
+    "a tool's decorator": replace("bench/quiz.py", "@counted\n", ""),
+    "a tool's default": replace("bench/quiz.py", "year: int = 2020", "year: int = 2021"),
     "a tool's docstring": replace("bench/quiz.py", "its name", "the name of a city"),
+    "a tool's name": replace("bench/quiz.py", "lookup", "look_up"),
+    "a parameter's type": replace("bench/quiz.py", "year: int = 2020", "year: str = 2020"),
     "a default read from a file": put("bench/defaults.json", '{"unit": "souls"}'),
     "the system prompt": put("bench/prompts/system.txt", "You are terse."),
     "the user's prompt, a template": put("bench/prompts/user.jinja", "And {{ city }}?"),
     "a task": replace("bench/tasks.jsonl", "big", "medium"),
     "the order of tasks": put("bench/tasks.jsonl", "\n".join(reversed(TASKS))),
     "a task more": put("bench/tasks.jsonl", "\n".join([*TASKS, '{"city": "Rome"}'])),
+    "a task less": put("bench/tasks.jsonl", TASKS[0]),
     "answers, read late": replace("bench/data/answers.json", '"42", "unit"', '"41", "unit"'),
     "a CSV file": put("bench/more.csv", "name,weight\na,0.5\n"),
     "a CSV file that --env-args names": put("table.csv", "name,weight\na,0.5\n"),
@@ -234,10 +308,13 @@ MOVES: dict[str, Edit] = {
 """What could move a reward."""
 HARMLESS: dict[str, Edit] = {
     "a comment": replace("bench/quiz.py", "LONGEST = 40", "LONGEST = 40  # characters"),
+    "a comment in a helper": replace("bench/scoring.py", "def bonus", "# All.\ndef bonus"),
     "a comment in a late helper": replace(
         "bench/lib/rules/strict.py", "text.strip()", "text.strip()  # the end"
     ),
+    "blank lines": replace("bench/quiz.py", "\n\n\n", "\n\n\n\n"),
     "formatting": replace("bench/quiz.py", "[lookup, population],", "[lookup,\n  population,],"),
+    "quotes": replace("bench/quiz.py", '"weight"', "'weight'"),
     "the order of keys in a file": replace(
         "bench/data/answers.json", '"count": "42", "unit": 1', '"unit": 1, "count": "42"'
     ),
@@ -248,6 +325,7 @@ HARMLESS: dict[str, Edit] = {
     "a data file that nothing reads": put("bench/data/old.json", "{}"),
     "a module that nothing imports": put("bench/lib/draft.py", "1 / 0\n"),
     "a hidden file in a globbed folder": put("bench/cases/.DS_Store", "x"),
+    "a README.md": put("bench/README.md", "# Quiz\n"),
     "compiled modules": compiled,
     "times of files": touched,
 }

@@ -22,6 +22,7 @@ from pathlib import Path
 from support.cache import cached_folder
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 N_RANKS = 151_643
 FEW_RANKS = 4_096
@@ -191,7 +192,7 @@ def tokenizer_for(
     return tokenizer
 
 
-def save_qwen3(folder: Path, template: str | None = None) -> None:
+def save_qwen3(folder: Path, template: str) -> None:
     """Write Qwen3's tokenizer so that `AutoTokenizer` and SGLang read it from `folder`."""
     qwen3_tokenizer(template).save_pretrained(folder)
 
@@ -227,7 +228,7 @@ def _built(data: bytes, count: int) -> Tokenizer:
 
 def _bpe(ranks: dict[bytes, int]) -> models.BPE:
     """The BPE with these ranks: each token is the merge of two tokens of lower ranks."""
-    letters = _byte_letters()
+    letters = bytes_to_unicode()
     spell = lambda token: "".join(letters[byte] for byte in token)
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
@@ -249,11 +250,3 @@ def _merged(ranks: dict[bytes, int], token: bytes, limit: int) -> list[bytes]:
         if rank >= limit:
             return parts
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-
-
-def _byte_letters() -> dict[int, str]:
-    """The letter of each byte in a byte-level vocabulary: itself, or one from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return {byte: chr(byte) for byte in printable} | letters

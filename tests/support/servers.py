@@ -109,12 +109,7 @@ _FLAGS: Mapping[Router, Sequence[str]] = {
 
 @contextmanager
 def router(
-    urls: Sequence[str],
-    log_folder: Path,
-    *,
-    kind: Router = "sglang-router",
-    flags: Sequence[str] = (),
-    name: str = "router",
+    urls: Sequence[str], log_folder: Path, *, kind: Router, name: str, flags: Sequence[str] = ()
 ) -> Iterator[Server]:
     """A router over the workers at `urls`; open once it has found all of them healthy.
 

@@ -34,8 +34,8 @@ PARAMS: dict[str, Any] = {
     "logit_bias": BIAS,
 }
 SHORT_PARAMS: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 4}
-AGENTS, TURNS, BETWEEN = 4, 10, 9
-"""The long agents and their turns. `BETWEEN` short episodes end between two turns of an agent, and
+AGENTS, BETWEEN = 4, 9
+"""The long agents. `BETWEEN` short episodes end between two turns of an agent, and
 use more tokens than the cache has."""
 
 
@@ -89,7 +89,7 @@ class Gate:
             self._changed.notify_all()
 
 
-async def play_long_among_short(url: str, *, session_cache: bool, turns: int = TURNS) -> Played:
+async def play_long_among_short(url: str, *, session_cache: bool, turns: int) -> Played:
     """Play `AGENTS` agents of `turns` turns among short episodes. Return the long ones."""
     shorts = (turns + 5) * BETWEEN  # some are left at the end
     gate, long = Gate(shorts), list[Episode]()

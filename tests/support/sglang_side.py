@@ -13,7 +13,6 @@ from typing import Any
 
 from support.processes import printed
 
-STUBS = Path(__file__).parent / "stubs"
 Case = tuple[str, str, list[dict[str, Any]]]
 
 
@@ -22,7 +21,8 @@ def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[An
     raised; `ours`: `{content, calls: [[name, status, error]]}`; `names`: SGLang's names of parsers.
     """
     source = str(Path(__file__).parents[2] / "src")
-    path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
+    stubs = str(Path(__file__).with_name("stubs"))
+    path = os.pathsep.join((stubs, source, os.environ.get("PYTHONPATH", "")))
     env = {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_LOG_LEVEL": "critical"}
     cases = json.dumps({"theirs": theirs, "ours": ours or []})
     # as a script it would import this folder's http.py instead of Python's

@@ -33,17 +33,16 @@ Made = TypeVar("Made")
 @dataclass(frozen=True)
 class Claim:
     """`made` stands for `real` (`module:name`). `own`: members that only tests use, and parameters
-    that the real one takes as `**kwargs`. `omits`: parameters that the real one asks for.
+    that the real one takes as `**kwargs`.
     """
 
     made: Any
     real: str
     own: str = ""
-    omits: str = ""
 
     def check(self) -> None:
         """Raise AssertionError if `made` has or takes something that `real` does not."""
-        found = faults(self.real, described(self.made), inventory_entry(self.real), self)
+        found = faults(self.real, described(self.made), inventory_entry(self.real), self.own)
         assert not found, "\n".join(found)
 
 
@@ -51,11 +50,11 @@ CLAIMS: dict[int, Claim] = {}
 """The marked classes and functions, by identity."""
 
 
-def stands_for(real: str, *, own: str = "", omits: str = "") -> Callable[[Made], Made]:
+def stands_for(real: str, *, own: str = "") -> Callable[[Made], Made]:
     """Mark a class or function as a stand-in (see Claim). One that says too much is an error."""
 
     def marked(made: Made) -> Made:
-        CLAIMS[id(made)] = claim = Claim(made, real, own, omits)
+        CLAIMS[id(made)] = claim = Claim(made, real, own)
         claim.check()
         return made
 
@@ -173,20 +172,19 @@ def members(entry: Entry) -> set[str]:
     return {name for part in ("fields", "methods", "attributes", "classes") for name in entry[part]}
 
 
-def faults(name: str, ours: Entry, theirs: Entry, claim: Claim | None = None) -> list[str]:
-    """What the entry `ours` has or takes, and `theirs` does not."""
-    own = set(claim.own.split()) if claim else set()
-    omits = set(claim.omits.split()) if claim else set()
+def faults(name: str, ours: Entry, theirs: Entry, own: str = "") -> list[str]:
+    """What the entry `ours` has or takes, and `theirs` does not (`own`: see Claim)."""
+    known = set(own.split())
     if ours.keys() != theirs.keys():
         return [f"{name}: {sorted(theirs)} in the package, here {sorted(ours)}"]
     if "function" in ours:
-        return list(_parameters(name, ours["function"], theirs["function"], own, omits))
+        return list(_parameters(name, ours["function"], theirs["function"], known))
     if "value" in ours:
         return list(_differ(name, ours["value"], theirs["value"]))
-    return list(_class(name, ours, theirs, own, omits)) if "methods" in ours else []
+    return list(_class(name, ours, theirs, known)) if "methods" in ours else []
 
 
-def _class(name: str, ours: Entry, theirs: Entry, own: set[str], omits: set[str]) -> Iterator[str]:
+def _class(name: str, ours: Entry, theirs: Entry, own: set[str]) -> Iterator[str]:
     known = members(theirs)
     for member in members(ours) - own - {CONSTRUCTOR}:
         where = f"{name}.{member}"
@@ -196,7 +194,7 @@ def _class(name: str, ours: Entry, theirs: Entry, own: set[str], omits: set[str]
             yield f"{where}: a method in one, and none in the other"
         elif member in ours["methods"]:
             made, real = ours["methods"][member], theirs["methods"][member]
-            yield from _parameters(where, made, real, own, omits)
+            yield from _parameters(where, made, real, own)
         elif member in ours["classes"]:
             yield from faults(where, ours["classes"][member], theirs["classes"][member])
         else:
@@ -205,7 +203,7 @@ def _class(name: str, ours: Entry, theirs: Entry, own: set[str], omits: set[str]
                     yield from _differ(where, ours[part][member], theirs[part][member])
     made, real = _constructor(ours), _constructor(theirs)
     if CONSTRUCTOR not in own and made and real:
-        yield from _parameters(name, made, real, own, omits)
+        yield from _parameters(name, made, real, own)
 
 
 def _constructor(entry: Entry) -> str:
@@ -216,7 +214,7 @@ def _constructor(entry: Entry) -> str:
     return f"(*, {', '.join(fields)})" if fields else ""
 
 
-def _parameters(name: str, ours: str, theirs: str, own: set[str], omits: set[str]) -> Iterator[str]:
+def _parameters(name: str, ours: str, theirs: str, own: set[str]) -> Iterator[str]:
     made, real = _Signature(ours), _Signature(theirs)
     if not real.defaults and len(real.starred) == 2:
         return  # it passes all on
@@ -236,7 +234,7 @@ def _parameters(name: str, ours: str, theirs: str, own: set[str], omits: set[str
             yield f"{where}: the package has no default"
         yield from _differ(where, default or "", real.defaults[one] or "")
     needed = {one for one, default in real.defaults.items() if default is None}
-    if missing := needed - made.defaults.keys() - omits:
+    if missing := needed - made.defaults.keys():
         yield f"{name}: the package needs {sorted(missing)}"
 
 

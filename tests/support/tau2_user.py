@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from support import tau
+
 from toolroll.agents.users import STOP_MARKER, CallTool
 from toolroll.environments.tau2 import Tau2Factory
 from toolroll.environments.tau2.factory import action_groups
@@ -53,12 +55,4 @@ async def play(
 ) -> StepResult:
     """The last step of an episode."""
     user = user or Scripted(reference_user(task.data))
-    env = factory.make(EnvironmentOptions(user=lambda seed: user))
-    await env.reset(task, 0)
-    result = StepResult()
-    for action in actions:
-        result = await env.step(action)
-        if result.done:
-            break
-    await env.close()
-    return result
+    return await tau.play(factory.make(EnvironmentOptions(user=lambda seed: user)), task, actions)

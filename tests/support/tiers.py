@@ -50,15 +50,11 @@ def load_profile() -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def _examples() -> int:
-    profile = settings.default
-    assert profile is not None
-    return profile.max_examples
-
-
 def costly(share: int = 4) -> settings:
     """The profile with one of `share` examples, if each example plays whole episodes."""
-    return settings(max_examples=max(1, _examples() // share))
+    profile = settings.default
+    assert profile is not None
+    return settings(max_examples=max(1, profile.max_examples // share))
 
 
 def fuzz_texts() -> int:

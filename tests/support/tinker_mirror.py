@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from support.generate import generate
 from support.standins import stands_for
+from support.wire import generate
 
 
 def is_old() -> bool:

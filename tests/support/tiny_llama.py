@@ -73,13 +73,13 @@ def write_model(
     return folder
 
 
-def write_tiny_llama(folder: Path, seed: int = 0, **changes: Any) -> Path:
+def write_tiny_llama(folder: Path, **changes: Any) -> Path:
     """Write a whole folder, with the embedded tokenizer."""
     for file in embedded_tokenizer_path().iterdir():
         if file.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file.name).write_bytes(file.read_bytes())
-    return write_model(folder, seed, **changes)
+    return write_model(folder, **changes)
 
 
 @asynccontextmanager

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from support.episodes import call, serving
+from support.listed_environment import LOOK
 
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.template.verify import Verifier
 from toolroll.testing import load_embedded_tokenizer
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "Where is <|end|>?"}
 
 
@@ -19,7 +19,7 @@ USER = {"role": "user", "content": "Where is <|end|>?"}
 async def talked(tokenizer: Any, **more: Any) -> AsyncIterator[Conversation]:
     """A conversation of four turns."""
     async with serving(tokenizer, lambda request: call(at="Rome")) as (_, model):
-        conversation = Conversation(model, [USER], [TOOL], session_id="s", **more)
+        conversation = Conversation(model, [USER], [LOOK], session_id="s", **more)
         for _ in range(3):
             turn = await conversation.reply({"max_new_tokens": 64})
             [made] = turn.message["tool_calls"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from support.experts import sent_experts
-from support.generate import generate, sglang_names
 from support.standins import recorded_class, stand_in, stands_for
+from support.wire import generate, sglang_names
 
 TokenOutput = recorded_class("verl.workers.rollout.replica:TokenOutput")
 _LOOP = "verl.experimental.agent_loop.agent_loop"

@@ -164,17 +164,17 @@ async def play(
 
 
 @cache
-def tiny_vision_model(family: str = "Qwen2VL", seed: int = 0) -> Path:
+def tiny_vision_model(family: str) -> Path:
     """The folder of a model, with Qwen3's tokenizer and Qwen3-VL's chat template."""
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = map(importlib.metadata.version, ("transformers", "torch"))
-    key: tuple[str | bytes, ...] = (str(seed), *(path.read_bytes() for path in sources), *versions)
-    return cached_folder(f"tiny-{family}", key, lambda folder: _save_tiny(folder, family, seed))
+    key: tuple[str | bytes, ...] = (*(path.read_bytes() for path in sources), *versions)
+    return cached_folder(f"tiny-{family}", key, lambda folder: _save_tiny(folder, family))
 
 
-def _save_tiny(folder: Path, family: str, seed: int) -> None:
+def _save_tiny(folder: Path, family: str) -> None:
     save_qwen3(folder, trl_template("qwen3_vl"))
-    save_random(folder, family, seed, vocab_size=VOCAB_SIZE)
+    save_random(folder, family, 0, vocab_size=VOCAB_SIZE)
 
 
 def save_random(

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.generate import generate, sglang_names
 from support.standins import recorded_class, stands_for
+from support.wire import generate, sglang_names
 
 SamplingParams = recorded_class(
     "vllm.sampling_params:SamplingParams",

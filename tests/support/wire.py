@@ -91,13 +91,31 @@ class Wire:
         return [item[0] for item in items[1:]]
 
 
-async def until(
-    condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = PATIENCE
-) -> None:
-    """Ask `condition` until it holds; fails with `what` after `seconds`."""
-    deadline = time.monotonic() + seconds
+_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+
+
+def sglang_names(params: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's sampling parameters with the engine's names."""
+    return {_NAMES.get(name, name): value for name, value in params.items()}
+
+
+async def generate(
+    url: str, input_ids: Sequence[int], params: Mapping[str, Any], session: str = "", **fields: Any
+) -> Answer:
+    """Sample one turn of a trainer's stand-in. `fields` are more of the request."""
+    headers = {"X-SMG-Routing-Key": session} if session else None
+    async with aiohttp.ClientSession() as http:
+        wire = Wire(http, url)
+        answer = await wire.generate(input_ids, headers=headers, fields=fields, **params)
+    assert answer.status == 200, answer
+    return answer
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
+    """Ask `condition` until it holds; fails with `what` after a time limit."""
+    deadline = time.monotonic() + PATIENCE
     while not (await met if isinstance(met := condition(), Awaitable) else met):
-        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not in {PATIENCE:.0f} s: {what}"
         await asyncio.sleep(0.05)
 
 

@@ -1,4 +1,5 @@
-"""Count the work of the parsers on a text, independent of the load of the machine.
+"""Count the work of the parsers on a text, and that of an encoder, independent of the load of the
+machine.
 
 Work is the number of executed lines of the parsers, and of characters that their calls into C look
 at or copy: methods of the text, slices of it, and searches with a pattern.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
+
+from toolroll.rollout.template.encode import Encoder
 
 _FOLDERS = ("/toolroll/parsers/", "/tests/unit/parsers/")
 
@@ -161,3 +164,14 @@ for _name in (
     "removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines strip"
 ).split():
     setattr(CountedText, _name, _counted(_name))
+
+
+class CountedEncoder(Encoder):
+    """Counts the ids that are decoded."""
+
+    decoded = 0
+
+    def decode(self, ids: Iterable[int]) -> str:
+        ids = list(ids)
+        self.decoded += len(ids)
+        return super().decode(ids)

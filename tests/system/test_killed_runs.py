@@ -17,7 +17,7 @@ import pytest
 from support.commands import lines
 from support.faults.size import FULL
 from support.faults.tally import Tally, contents
-from support.killed_trials import MARKER, TURNS
+from support.killed_run import MARKER, TURNS
 from support.patience import PATIENCE
 from support.processes import PIPES, TOOLROLL, answers, free_ports, kill_group, python, wait_until
 from support.program_trials import processes_of, refusal
@@ -30,18 +30,18 @@ EPISODES, KILLS = 100, 20
 TRIAL_KILLS = 20 if FULL else 8
 
 
-def killed(module: str, *words: object) -> tuple[Any, str]:
-    """What the program `module` reports of a run that it has killed again and again, and what it
-    prints for people."""
+def killed(*words: object) -> tuple[Any, str]:
+    """What the program reports of a run that it has killed again and again, and what it prints for
+    people."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-    done = python("-m", module, *words, env=env)
+    done = python("-m", "support.killed_run", *words, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13, 14] if FULL else [11])
 def test_a_run_killed_20_times_is_the_whole_run(tmp_path: Path, tally: Tally, seed: int) -> None:
-    found, errors = killed("support.killed_run", tmp_path, EPISODES, KILLS, seed)
+    found, errors = killed("episodes", tmp_path, EPISODES, KILLS, seed)
     assert found["kills"] == KILLS, found
     assert found["lines"] == sorted(found["lines"]), "nothing that was written is lost"
     assert 0 < found["lines"][-1] < EPISODES, "the kills hit a run under way"
@@ -58,7 +58,7 @@ def test_a_run_killed_20_times_is_the_whole_run(tmp_path: Path, tally: Tally, se
 
 @pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 def test_killed_trials_leave_and_lose_nothing(tmp_path: Path) -> None:
-    found, _ = killed("support.killed_trials", tmp_path, TRIAL_KILLS)
+    found, _ = killed("trials", tmp_path, TRIAL_KILLS)
     samples = found["samples"]
     while processes_of(f"sleep {MARKER}"):  # the end of its parent reaches a process later
         pass

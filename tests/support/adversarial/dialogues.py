@@ -107,7 +107,6 @@ class Writer:
         self.id_form = self.rng.choice(IDS)
         self.calls = 0
         self.published = False
-        self.empty: str | None = ""
 
     def pick(self, pool: Sequence[str], edged: float = 0.1) -> str:
         """A text of the pool, with an edge or with control-token text now and then."""
@@ -127,7 +126,7 @@ class Writer:
         return {"id": form(self.rng, self.calls), "type": "function", "function": function}
 
     def turn(self, calls: int, *, text: bool, thought: bool) -> Message:
-        made: Message = {"role": "assistant", "content": self.empty}
+        made: Message = {"role": "assistant", "content": ""}
         if text or not calls:
             made["content"] = self.said()
         if thought:
@@ -217,14 +216,13 @@ def loop(
     text: bool = False,
     thought: bool = False,
     published: bool = False,
-    empty: str | None = "",
     sampling: Sampling = "alone",
 ) -> Conversation:
     """Twelve turns of one shape, in which names, arguments, ids and bodies differ. `published`:
     only what the strictest published templates take: ids of nine letters or digits, no blank
-    texts. `empty`: the content of a turn with calls alone."""
+    texts."""
     writer = Writer(seed, extras=False)
-    writer.published, writer.empty = published, empty
+    writer.published = published
     first, steps = ({"role": "user", "content": "Plan my trip to Paris."},), []
     for _ in range(TURNS):
         turn = writer.turn(calls, text=text, thought=thought)

@@ -19,7 +19,7 @@ from support.adversarial.templates import Template
 from support.adversarial.texts import Inapplicable, Refused, Unclear
 from support.adversarial.token_judge import Judge, Said, Truth
 from support.episodes import serving
-from support.oracle_verdict import History
+from support.oracle import History
 from tokenizers import AddedToken
 
 from toolroll.parsers.types import ParsedReply, ToolCall

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.calls import pieces_of
 from support.formats import tools_for
-from support.fuzz import pieces_of
 from support.parsing import in_pieces, lost
 from support.tiers import fuzz_texts
 

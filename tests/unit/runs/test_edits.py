@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import commands, quiz
-from support.quiz import HARMLESS, MOVES, Edit, forget, new_version, put, replace
+from support.quiz import HARMLESS, JUDGED, MOVES, Edit, forget, new_version, put, replace
 
 from toolroll import UsageError, load_environment
 from toolroll.evaluation import environment_identity as environment_identity_module
@@ -37,6 +37,13 @@ def says(request: PolicyRequest) -> str:
     return '<tool_call>{"name": "lookup", "arguments": {"city": "Rome"}}</tool_call>'
 
 
+def chats(request: PolicyRequest) -> str:
+    """As a judge, or as a user of any strategy."""
+    if "score" in request.text:
+        return '{"reason": "It is right.", "score": 1}'
+    return "Thought:\nI ask.\n\nUser Response:\nHow many people live in Rome?"
+
+
 def toolroll(*arguments: object) -> tuple[int, str]:
     """The exit status of a command, 2 with an error, and what it printed."""
     try:
@@ -48,23 +55,32 @@ def toolroll(*arguments: object) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Bench:
-    """The folder with the files, and the engine."""
+    """The folder with the files, and the engines."""
 
     root: Path
     engine: EmbeddedEngine
+    chat: EmbeddedEngine
 
-    def run(self, out: str, changed: dict[str, Any]) -> tuple[int, str]:
-        """As in a process of its own: modules of the files are imported again."""
-        options = {
-            "env": "bench/quiz.py:make",
-            "--env-args": '{"table": "table.csv", "level": "easy"}',
+    def options(self, env: str) -> dict[str, Any]:
+        """Of `toolroll run`; a list is given several times."""
+        more: dict[str, dict[str, Any]] = {
+            "quiz.py:make": {"--env-args": '{"table": "table.csv", "level": "easy"}'},
+            "judged.py:make": {"--env-args": json.dumps({"url": f"{self.chat.url}/v1"})},
+            "asked.py:Asked": {"--user-model": "user-8b", "--user-url": f"{self.chat.url}/v1"},
+        }
+        return {
+            "env": f"bench/{env}",
             "--engine": self.engine.url,
             "--model": "model",
             "--parser": "hermes",
             "--reruns": 0,
             "--no-do-nothing": True,
             "--no-pace-gc": True,
-        } | changed
+        } | more.get(env, {})
+
+    def run(self, env: str, out: str, changed: dict[str, Any]) -> tuple[int, str]:
+        """As in a process of its own: modules of the files are imported again."""
+        options = self.options(env) | changed
         words = [options.pop("env")]
         for name, value in ({"--out": out} | options).items():
             words += [name] if value is True else [name, str(value)]
@@ -73,21 +89,31 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """The files, and a run in `base`."""
-    root = tmp_path_factory.mktemp("edits")
+def engines() -> Iterator[tuple[EmbeddedEngine, EmbeddedEngine]]:
+    tokenizer = load_embedded_tokenizer()
     with (
-        serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), says)) as engine,
-        pytest.MonkeyPatch.context() as patch,
+        serve_in_thread(EmbeddedEngine(tokenizer, says)) as engine,
+        serve_in_thread(EmbeddedEngine(tokenizer, chats)) as chat,
     ):
-        bench = Bench(root, engine)
+        yield engine, chat
+
+
+@pytest.fixture(scope="module")
+def played(
+    engines: tuple[EmbeddedEngine, EmbeddedEngine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    """The files, and a run of each environment in `base/ENV`."""
+    root = tmp_path_factory.mktemp("edits")
+    bench = Bench(root, *engines)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.setattr(sys, "path", [*sys.path])
         patch.chdir(root)
         sys.path.insert(0, str(root / "site"))
         write(root)
-        status, output = bench.run("base", {})
-        assert status == 0, output
+        for env in ("quiz.py:make", "judged.py:make", "asked.py:Asked"):
+            status, output = bench.run(env, f"base/{env}", {})
+            assert status == 0, output
         yield bench
         forget(root)
 
@@ -114,20 +140,32 @@ class Row:
 
     edit: Edit = nothing
     options: dict[str, Any] | None = None
+    env: str = "quiz.py:make"
     words: str = "benchmark|tasks"
     continues: bool = False
 
 
-def option(name: str, value: object, words: str = "", *, continues: bool = False) -> Row:
+def option(name: str, value: object, words: str = "", **more: Any) -> Row:
     spoken = name.removeprefix("--").replace("-", "[-_ ]")
-    return Row(options={name: value}, words=words or spoken, continues=continues)
+    return Row(options={name: value}, words=words or spoken, **more)
+
+
+def judged(name: str, text: str) -> Row:
+    return Row(put(name, text), env="judged.py:make")
 
 
 ROWS = {name: Row(edit) for name, edit in MOVES.items()} | {
     "a package's version": Row(new_version, words="packages"),
     "--env-args": Row(options={"--env-args": '{"table": "table.csv", "level": "hard"}'}),
+    "the judge's rubric": judged("bench/rubric.txt", "Always 1."),
+    "the judge's model": judged("bench/judged.py", JUDGED.replace("judge-8b", "judge-9b")),
+    "the judge's settings": judged("bench/judge.json", '{"temperature": 1.0}'),
+    "the user's persona": Row(put("bench/persona.txt", "Ask about {}."), env="asked.py:Asked"),
+    "the user's model": option("--user-model", "user-9b", "user", env="asked.py:Asked"),
+    "the user's strategy": option("--user-strategy", "react", "user", env="asked.py:Asked"),
     "temperature": option("--temperature", 0.5),
     "top_p, by --sampling-params": option("--sampling-params", '{"top_p": 0.5}', "top_p"),
+    "top_k": option("--top-k", 3),
     "stop": option("--stop", "###"),
     "max_new_tokens": option("--max-new-tokens", 100),
     "generation_config.json": Row(
@@ -150,6 +188,7 @@ ROWS = {name: Row(edit) for name, edit in MOVES.items()} | {
     ),
     "samples": option("--samples", 2, "2 of 4 samples", continues=True),
     "parallel_calls": option("--parallel-calls", "first"),
+    "on_invalid_call": option("--on-invalid-call", "stop"),
     "on_length": option("--on-length", "continue", "limits|on_length"),
 }
 
@@ -191,21 +230,22 @@ def alarm(base: str, candidate: str) -> str:
 
 def edited(bench: Bench, row: Row) -> str:
     """Play the edited benchmark; return the alarm. `continued` is a copy of the first run."""
-    shutil.copytree(bench.root / "base", bench.root / "continued")
+    base = f"base/{row.env}"
+    shutil.copytree(bench.root / base, bench.root / "continued")
     row.edit(bench.root)
-    status, output = bench.run("new", row.options or {})
+    status, output = bench.run(row.env, "new", row.options or {})
     assert status == 0, output
-    return alarm("base", "new")
+    return alarm(base, "new")
 
 
 def continued(bench: Bench, row: Row) -> int:
     """Continue the copy of the first run; return the exit status."""
-    status, output = bench.run("continued", {"--samples": 2} | (row.options or {}))
+    status, output = bench.run(row.env, "continued", {"--samples": 2} | (row.options or {}))
     assert status in (0, 2), output
     return status
 
 
-@pytest.mark.slow  # two runs for each of 61 rows
+@pytest.mark.slow  # two runs for each of 79 rows
 @pytest.mark.parametrize("name", ROWS)
 def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name: str) -> None:
     row = ROWS[name]
@@ -216,7 +256,7 @@ def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name:
     assert row.continues or file.read_bytes() == before
 
 
-@pytest.mark.slow  # two runs for each of 61 rows
+@pytest.mark.slow  # two runs for each of 79 rows
 @pytest.mark.parametrize("name", HARMLESS_ROWS)
 def test_what_cannot_move_a_reward_raises_no_alarm(bench: Bench, name: str) -> None:
     row = HARMLESS_ROWS[name]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.counted import CountedEncoder
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.served import CHAT, USER, serve
+from support.work import CountedEncoder
 
 from toolroll.endpoint.conversation import conversation_tree
 from toolroll.endpoint.conversation.completions import CompletionIndex

@@ -14,15 +14,15 @@ import numpy as np
 import orjson
 import pytest
 from support.adversarial.zoo import EXACT, tokenizer_of_kind
-from support.counted import CountedEncoder
+from support.calls import pieces_of
 from support.episodes import call
 from support.examples import EXAMPLES, TOOLS
 from support.formats import FORMATS, Format, apertus, cohere, lfm2, mistral, python_calls
-from support.fuzz import pieces_of
 from support.listed_environment import TOOL
 from support.parsing import tool
 from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 from support.tiers import by_code, fuzz_texts
+from support.work import CountedEncoder
 from tokenizers import AddedToken
 
 from toolroll.endpoint.answers.result import ChoiceStream, CompletionResult, TextStream

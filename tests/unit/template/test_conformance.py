@@ -12,17 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.oracle import Case, Oracle, Truth
-from support.oracle_scenarios import Message, Tool, scenarios
-from support.oracle_verdict import (
+from support.oracle import (
     BAD,
+    Case,
     History,
+    Oracle,
     Outcome,
+    Truth,
     judge_deltas,
     judge_prompts,
     outcome_of,
     verdict,
 )
+from support.oracle_scenarios import Message, Tool, scenarios
 from support.qwen import FEW_RANKS, N_RANKS, tokenizer_for, tool_templates
 from support.tiers import by_tier
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.counted import CountedEncoder
 from support.oracle_scenarios import ASK, BASE, CALL, RESULT, TOOLS, said, user
 from support.qwen import tokenizer_for, trl_template
+from support.work import CountedEncoder
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
