@@ -41,6 +41,7 @@ EXPECTED = {
     },
     "stop tokens are not trained": {
         "the stop tokens are not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
+        "the last stop token is not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
     },
     "a token of a turn is not trained": {
         "a token of a turn is not trained": "- | NOT_WHOLE | - | NOT_WHOLE UNMATCHED",
@@ -52,6 +53,7 @@ EXPECTED = {
     "a turn has other tokens": {
         "a turn is encoded again": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
         "a turn has another token": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
+        "a turn has a token twice": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
         "a turn lacks a token": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
     },
     "a turn is trained twice": {
@@ -60,12 +62,15 @@ EXPECTED = {
     },
     "the logprobs are not the sampled ones": {
         "the logprobs are shifted": "- | LOGPROBS | - | -",
+        "the logprobs are those of another turn": "- | LOGPROBS | - | -",
+        "the logprobs are those of another row": "- | LOGPROBS | - | -",
         "the logprobs are zero": "- | LOGPROBS | - | -",
         "the logprobs have another temperature": "- | LOGPROBS | - | -",
         "the logprobs were computed again": "- | LOGPROBS | - | -",
     },
     "a result has other tokens": {
         "a result has another token": "- | OTHER_PREFIX | DELTA | -",
+        "a result has a token twice": "- | OTHER_PREFIX | DELTA | -",
         "a result lacks a token": "- | OTHER_PREFIX | DELTA | -",
     },
     "a turn or a result is missing, cut, repeated or misplaced": {
@@ -79,7 +84,9 @@ EXPECTED = {
     },
     "the prompt has other tokens": {
         "the prompt has another token": "- | OTHER_PREFIX | - | PROMPT",
+        "the prompt has a token twice": "- | OTHER_PREFIX | - | PROMPT",
         "the prompt lacks a token": "- | OTHER_PREFIX | - | PROMPT",
+        "the first token is there twice": "- | OTHER_PREFIX | - | PROMPT",
         "the first token is missing": "- | OTHER_PREFIX | - | PROMPT",
         "padding is at the start": "- | OTHER_PREFIX | - | PROMPT",
         "the row is truncated at its start": "- | OTHER_PREFIX | - | PROMPT",

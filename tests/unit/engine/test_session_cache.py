@@ -269,7 +269,7 @@ async def test_an_id_is_kept_for_a_later_close(tmp_path: Path, status: int, kept
 
 
 async def test_episodes_leave_nothing_open(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finished, failed and played again, out of time, cancelled, and given up."""
+    """Finished, or failed and played again."""
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
     factory = PondFactory(6)
 

@@ -53,6 +53,24 @@ async def test_an_input_is_shown_as_json() -> None:
         assert json.dumps(given) in bench.prompt()
 
 
+@pytest.mark.parametrize(
+    ("failed", "content", "shown"), [(True, [], "error"), (False, [], ""), (True, "No.", "No.")]
+)
+async def test_a_failed_tools_empty_result_is_an_error(
+    failed: bool, content: Any, shown: str
+) -> None:
+    use = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "is_error": failed, "content": content}
+    dialogue = [
+        *BODY["messages"],
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    async with serve() as bench:
+        await ask(bench, {**BODY, "messages": dialogue})
+        assert f"<tool_response>{shown}</tool_response>" in bench.prompt()
+
+
 async def test_tokens_are_counted_exactly_and_kept_nowhere(any_tokenizer: Any) -> None:
     async with serve(saying, tokenizer=any_tokenizer) as bench:
 
