@@ -13,14 +13,14 @@ import pytest
 from aiohttp import web
 from support.client import client, client_of, embedded, flaky, request
 from support.endpoints import endpoint
-from support.episodes import agent, serving
+from support.episodes import agent, call, serving
 from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
 from toolroll import Engine, RunSettings
 from toolroll.rollout.engine.session_cache import SessionCache
-from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.testing import EmbeddedEngine, Fault, Reply, echo
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
@@ -349,3 +349,23 @@ async def test_ids_that_could_not_be_closed_are_kept(tmp_path: Path) -> None:
     assert file.read_text().split() == [*ids[64:], ids[40]]
     assert await cache.close_left(tmp_path) == 36
     assert file.read_text().split() == [ids[40]]
+
+
+async def test_an_episode_out_of_time_leaves_nothing_open(tokenizer: Any) -> None:
+    factory, hold = PondFactory(2), asyncio.Event()
+
+    def policy(seen: Any) -> Any:
+        return call(at="a") if seen.call == 0 else Reply("...", hold=hold)
+
+    async with serving(tokenizer, policy, session_cache=True) as (engine, served):
+        settings = RunSettings(sampling_params=PARAMS, episode_timeout=600, give_up_after=2)
+        runner = Runner(factory, lambda: agent(served), settings)
+        running = asyncio.create_task(runner.run(factory.tasks("test"), lambda episode: None))
+        await engine.until(lambda e: e.held == 2)
+        assert len(engine.open_sessions) == 2
+        skip(601)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await running
+        assert isinstance(stopped.value.exceptions[0], RunStoppedError)
+        await served.engine.aclose()
+        assert engine.open_sessions == set()
