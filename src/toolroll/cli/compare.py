@@ -21,6 +21,7 @@ EXIT_STATUS = {"worse": 3, "inconclusive": 4}
 _HEADER = ("", "baseline", "candidate", "difference [95 %]")
 _RULE = ("---", *["---:"] * 3)
 _MOST_TASKS = 8
+_FLOOR = "the rewards differ little: the interval is as wide as if one task had changed completely"
 
 
 def compare_folders(
@@ -111,7 +112,10 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     lines = [
         *(f"WARNING: {side}: {line}" for side, line in comparison["unfinished"].items() if line),
         *([f"both: {before}"] if before == after else played),
-        _verdict(comparison["verdict"], **reward),
+        "inconclusive: a run is not finished"
+        if comparison["open"]
+        else _verdict(comparison["verdict"], **reward),
+        *([_FLOOR] if comparison["floor"] else []),
         _power(comparison),
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "

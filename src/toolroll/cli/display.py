@@ -198,7 +198,7 @@ def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table with one column per report. With one or two reports, the table fits in 80
     characters.
     """
-    table = Table(title="toolroll", title_justify="left")
+    table = Table(title="toolroll: means [95 % intervals]", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in reports:
         table.add_column(Text(name), justify="right", no_wrap=True)
@@ -240,14 +240,15 @@ def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
     largest. For k = 1 there is only one row, because both values are the same.
     """
     parts = [report["pass@k"] or {} for report in reports]
-    bounds = [report["pass_bounds"]["pass@k"] for report in reports if report["pass_bounds"]]
-    available = {int(k) for part in [*parts, *bounds] for k in part}
+    bounds = [report["pass_bounds"] for report in reports if report["pass_bounds"]]
+    lost = [part["pass@k"] for part in bounds]
+    available = {int(k) for part in [*parts, *lost] for k in part}
     rows: list[tuple[str, Read]] = []
     for k in sorted(available & {*_SHOWN_K, max(available, default=1)}):
         for kind in ("pass^k", "pass@k")[: 2 if k > 1 else 1]:
             name = kind.replace("k", str(k)) if k > 1 else "pass^1 = pass@1"
             rows.append((name, partial(_rate, kind=kind, k=k)))
-            if bounds:
+            if any(str(k) in part[kind] for part in bounds):
                 rows.append(("  lost: failed, passed", partial(_bounds, kind=kind, k=k)))
     return rows
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -284,17 +285,25 @@ def test_intervals_hold_the_truth_as_often_as_they_say(k: int) -> None:
     ("value", "tasks", "low", "high"),
     [
         *((0, 10, 0, 0.3085), (1, 3, 0.2924, 1), (1, 100, 0.9638, 1), (0.5, 1, 0.0125, 0.9875)),
-        (7, 2, 7, 7),
+        (7, 2, 0, 7),
     ],
 )
 def test_equal_values_leave_room(value: float, tasks: int, low: float, high: float) -> None:
-    """Clopper and Pearson, for 0 and 1 (scipy.stats.binomtest gives the same). Rewards outside of 0
-    to 1 have no such bound.
+    """Clopper and Pearson, for 0 and 1 (scipy.stats.binomtest gives the same). With rewards outside
+    of 0 to 1, another task may have any reward from 0.
     """
     estimate = mean_over_tasks([value] * tasks)
     interval = (estimate.value, estimate.low, estimate.high)
     assert interval == pytest.approx((value, low, high), abs=1e-4)
-    assert mean_over_tasks([value] * tasks) == estimate
+
+
+@pytest.mark.parametrize("tasks", [3, 11, 12, 60])
+def test_intervals_are_those_of_students_t(tasks: int) -> None:
+    values = np.random.default_rng(tasks).random(tasks) > 0.5
+    error = max(values.std(ddof=1) / tasks**0.5, 1 / tasks)  # as if one task differed
+    expected = scipy.stats.t.interval(0.95, tasks - 1, values.mean(), error)
+    estimate = mean_over_tasks([float(value) for value in values])
+    assert (estimate.low, estimate.high) == pytest.approx(np.clip(expected, 0, 1), abs=1e-4)
 
 
 @pytest.mark.parametrize(

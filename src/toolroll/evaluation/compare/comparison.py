@@ -89,7 +89,8 @@ def compare(
         if env in candidate
     ]
     if not runs:
-        raise UsageError("the runs have no environment in common")
+        names = [", ".join(sorted(run)) or "no finished episode" for run in (base, *candidates)]
+        raise UsageError(f"the runs have no environment in common: {'; '.join(names)}")
     level = SIGNIFICANT / len(runs)
     comparisons = [_compared(*pair_of_runs, question, level) for pair_of_runs in runs]
     limit = 0.0 - (question.fail_if_worse or 0.0)  # not -0.0
@@ -101,8 +102,10 @@ def compare(
         good = "better" if question.fail_if_worse is None or rose else "no worse"
         verdict = "worse" if reward["difference"] < limit else good
         open_gate = question.fail_if_worse is not None and any(comparison["unfinished"].values())
-        sure = p_value <= SIGNIFICANT and (verdict == "worse" or not open_gate)
+        open_gate &= p_value <= SIGNIFICANT and verdict != "worse"
+        sure = p_value <= SIGNIFICANT and not open_gate
         comparison["verdict"] = verdict if sure else "inconclusive"
+        comparison["open"] = open_gate  # only because a run is not finished
     return comparisons
 
 
@@ -127,10 +130,8 @@ def _compared(
     pairing = question.pairing(base, candidate)
     if not pairing.pairs:
         count = len(pairing.coverage["other_data"])
-        raise UsageError(
-            f"{runs} have no graded sample in common, and {count} tasks have other data (to allow "
-            f"it: --allow-different {TASKS})"
-        )
+        other = f", and {count} tasks have other data (to allow it: --allow-different {TASKS})"
+        raise UsageError(f"{runs} have no graded sample in common{other if count else ''}")
     rewards = pairing.rewards
     return {
         "env": base.env,
@@ -162,6 +163,7 @@ def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, An
     answers: dict[str, Any] = {
         "reward": reward,
         "span": difference.span,
+        "floor": difference.floor,
         "detectable": difference.detectable,
     }
     if (loss := question.fail_if_worse) is not None:

@@ -202,7 +202,7 @@ function fillPanel(panel) {
         : make(
             "span",
             { class: "reason" + (row.reason ? "" : " dim") },
-            row.reason || (row.passed ? "" : "The environment gave no reason."),
+            row.reason || (row.passed ? "" : "No reason was given."),
           ),
     ),
     make(

@@ -21,10 +21,11 @@ function choices() {
     ["tool", "Tool", same(unique(state.rows.flatMap(row => row.called)))],
     [
       "flag",
-      "Errors",
+      "Contains",
       [
-        ["invalid", "With invalid calls"],
-        ["forks", "With forks"],
+        ["invalid", "Invalid calls"],
+        ["failed", "Failed tool results"],
+        ["forks", "Forks"],
       ],
     ],
     [

@@ -7,6 +7,8 @@ const LONG = 2400; // a longer text is cut after this many characters, until it 
 function conversation(panel) {
   const { messages, invalid } = panel.detail;
   if (!messages.length) return [make("p", { class: "dim" }, "This episode has no messages.")];
+  const calls = messages.flatMap(({ tool_calls }) => tool_calls || []);
+  const called = new Map(calls.filter(({ id }) => id).map(call => [call.id, callOf(call).name]));
   return [
     expected(panel),
     make(
@@ -30,7 +32,7 @@ function conversation(panel) {
             "div",
             { class: "role" },
             make("span", {}, role),
-            message.name ? make("span", { class: "name" }, message.name) : null,
+            make("span", { class: "name" }, message.name || called.get(message.tool_call_id) || ""),
             make("span", { class: "place" }, n),
           ),
           message.reasoning_content
