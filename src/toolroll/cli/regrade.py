@@ -9,11 +9,12 @@ from typing import Any
 
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import ENV as SESSIONS
+from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.environment_identity import environment_identity, imported_packages
 from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs, refuse_code
 from toolroll.evaluation.regrade import KEY, Regrader
-from toolroll.evaluation.report import report, write_summary
+from toolroll.evaluation.report import read_summary, report, write_summary
 from toolroll.rollout.environment import EnvironmentFactory
 from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
@@ -120,8 +121,12 @@ async def _regraded(
             directory.append(episode)
             lost += had_reward and episode.result.reward is None
             _compare(episode, unlike, changed)
-    summary = directory.summary
-    part = report(summary, settings=settings, planned=planned, provenance=directory.provenance)
+    summary, history = directory.summary, directory.provenance
+    floor = None
+    if read_summary(folder).get(env, {}).get("do_nothing") is not None:
+        again_tasks = [tasks[name] for name in planned if name in tasks]
+        floor = await play_floor(factory, again_tasks, max_turns=values.get("max_turns", 30))
+    part = report(summary, floor=floor, settings=settings, planned=planned, provenance=history)
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)
     lines = [

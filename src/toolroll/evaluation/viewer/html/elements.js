@@ -49,7 +49,7 @@ function keepFocus(run) {
 
 function number(value) {
   if (value === null || value === undefined) return "–";
-  return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 100 ? 3 : 1 });
+  return Number(value.toFixed(Math.abs(value) < 100 ? 3 : 1)).toLocaleString("en");
 }
 
 const percent = share => Math.round(100 * share) + "%";

@@ -14,10 +14,12 @@ function drawCards() {
   at("cards").replaceChildren(
     ...state.texts.map(text => make("pre", { class: "card", tabindex: 0 }, text.trim())),
     ...Object.entries(state.summary).map(([env, part]) => {
+      const most = Number(Object.keys(part["pass^k"] || {}).at(-1));
       const facts = [
         ...playedWith(part.settings || {}, part.provenance || []),
         plural(part.episodes, "episode"),
         part.reward ? "reward " + interval(part.reward) : null,
+        most > 1 ? "pass^" + most + " " + interval(part["pass^k"][most]) : null,
         part.pass_bounds && part.pass_bounds["pass@k"][1]
           ? "pass^1 between " +
             part.pass_bounds["pass@k"][1].map(number).join(" and ") +
