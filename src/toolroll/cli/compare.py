@@ -113,9 +113,9 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
         *(f"WARNING: {side}: {line}" for side, line in comparison["unfinished"].items() if line),
         *([f"both: {before}"] if before == after else played),
         "inconclusive: a run is not finished"
-        if comparison["open"]
+        if comparison.get("gate", {}).get("open")
         else _verdict(comparison["verdict"], **reward),
-        *([_FLOOR] if comparison["floor"] else []),
+        *([_FLOOR] if reward["floor"] else []),
         _power(comparison),
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "

@@ -105,7 +105,8 @@ def compare(
         open_gate &= p_value <= SIGNIFICANT and verdict != "worse"
         sure = p_value <= SIGNIFICANT and not open_gate
         comparison["verdict"] = verdict if sure else "inconclusive"
-        comparison["open"] = open_gate  # only because a run is not finished
+        if "gate" in comparison:
+            comparison["gate"]["open"] = open_gate  # only because a run is not finished
     return comparisons
 
 
@@ -158,12 +159,12 @@ def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, An
     difference = Difference.of(means, max(1.0, *every) - min(0.0, *every))
     question.check_rewards(difference.span)
     reward = _shown(means, difference)
+    reward["floor"] = difference.floor
     reward["p_unchanged"] = difference.p_value()
     reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
     answers: dict[str, Any] = {
         "reward": reward,
         "span": difference.span,
-        "floor": difference.floor,
         "detectable": difference.detectable,
     }
     if (loss := question.fail_if_worse) is not None:
