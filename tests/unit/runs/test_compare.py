@@ -226,7 +226,7 @@ def test_a_gate_says_how_many_tasks_it_needs(candidates: int) -> None:
         assert (line in result.stdout) == (status == 4)
         compared = json.loads(toolroll(*arguments, "--json").stdout)["comparisons"]
         assert [found["gate"] for found in compared] == [
-            {"loss": 0.05, "tasks_if_unchanged": needed}
+            {"loss": 0.05, "tasks_if_unchanged": needed, "open": False}
         ] * candidates
     zero = toolroll("compare", base, base, "--fail-if-worse", 0).stdout
     assert "--fail-if-worse 0 cannot pass if nothing changed" in zero
