@@ -127,7 +127,7 @@ class FrameworkEngine(EngineClient):
             output_ids=ids,
             logprobs=logprobs,
             finish_reason=turn.finish_reason,
-            matched=_matched(turn, request.sampling_params),
+            matched=self._matched(turn, request.sampling_params),
             text=turn.text,
             weight_versions=turn.weight_versions,
             prompt_tokens=len(request.input_ids),
@@ -136,6 +136,26 @@ class FrameworkEngine(EngineClient):
             top_logprobs=turn.top_logprobs,
             routed_experts=self._routed_experts(turn, request) if len(ids) else None,
         )
+
+    def _matched(self, turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
+        """Return the stop token or stop string that ended the turn, or None. Raise
+        `CompletionError` if the ids lack the stop token.
+
+        If the engine reports neither, it is the last token. If stop strings were requested, the
+        last token may be part of one: then it must be one of the requested stop tokens.
+        """
+        if turn.finish_reason != "stop" or isinstance(turn.matched, str):
+            return turn.matched if turn.finish_reason == "stop" else None
+        last, requested = int(turn.ids[-1]), params.get("stop_token_ids") or ()
+        if turn.matched is None and params.get("stop"):
+            return last if last in requested else None
+        ends = {turn.matched} if turn.matched is not None else {*self.end_ids, *requested}
+        if self.end_ids and last not in ends:
+            raise CompletionError(
+                f"{self._name}'s engine stopped after the id {last}, which ends no turn: the "
+                "sampled ids must include the stop token"
+            )
+        return last
 
     def _routed_experts(self, turn: Sampled, request: GenerateRequest) -> ExpertArray | None:
         if turn.routed_experts is None:
@@ -172,18 +192,6 @@ class FrameworkEngine(EngineClient):
 
     async def aclose(self) -> None:
         """Do nothing, because the engine belongs to the trainer."""
-
-
-def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
-    """Return the stop token or stop string that ended the turn, or None.
-
-    If the engine reports neither, return the last token. If stop strings were requested, the last
-    token may be part of one: then return it only if it is one of the requested stop tokens.
-    """
-    if turn.finish_reason != "stop" or turn.matched is not None:
-        return turn.matched if turn.finish_reason == "stop" else None
-    last = int(turn.ids[-1])
-    return last if not params.get("stop") or last in (params.get("stop_token_ids") or ()) else None
 
 
 class LoopPlayers:

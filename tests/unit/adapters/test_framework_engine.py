@@ -71,10 +71,14 @@ async def test_a_turn_is_taken_as_it_is(
     (Sampled([], [], "stop"), "stopped without a token"),
     (Sampled([3], [0.5], "stop"), "NaN or above zero"),
     (Sampled([5000], [-1.0], "stop"), "expected an id from 0 to"),
+    (Sampled([4], [-1.0], "stop"), "after the id 4, which ends no turn"),
+    (Sampled([3], [-1.0], "stop", matched=4), "after the id 3, which ends no turn"),
 ])  # fmt: skip
 async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> None:
+    engine = Fixed(sampled)
+    engine.end_ids = frozenset({3})
     with pytest.raises(CompletionError, match=words):
-        await Fixed(sampled).generate(request())
+        await engine.generate(request())
 
 
 async def test_sampling_parameters_have_one_name_on_each_side() -> None:

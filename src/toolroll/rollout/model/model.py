@@ -65,6 +65,8 @@ class Model:
         threads: int = 64,
     ) -> None:
         self.engine = engine
+        special = getattr(template.tokenizer, "all_special_ids", ())
+        engine.end_ids = frozenset({*special, *template.stop_token_ids})
         self.template = template
         self.parser = parser
         self.name = name
