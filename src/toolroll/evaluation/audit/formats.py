@@ -28,6 +28,8 @@ def read_rows(path: Path) -> Iterator[Row]:
 
     Raise `UsageError` if there are none, or with the place of a row that cannot be read.
     """
+    if not path.exists():
+        raise UsageError(f"no such file or folder: {path}")
     path = path / FILE_NAME if (path / FILE_NAME).is_file() else path
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     total = 0
@@ -42,8 +44,6 @@ def read_rows(path: Path) -> Iterator[Row]:
                 "torch. A row is a JSON object, a trace of verifiers or one of slime's samples"
             ) from error
         total += number
-    if not path.exists():
-        raise UsageError(f"no such file or folder: {path}")
     if not total:
         reason = f"the formats are {', '.join(_READERS)}"
         if path.name == FILE_NAME:
