@@ -116,7 +116,7 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
         if comparison.get("gate", {}).get("open")
         else _verdict(comparison["verdict"], **reward),
         *([_FLOOR] if reward["floor"] else []),
-        _power(comparison),
+        _power(comparison, more="power_for" not in comparison),
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
@@ -161,11 +161,12 @@ def _verdict(verdict: str, *, limit: float, p_holm: float, **_: Any) -> str:
     return f"{verdict}: the mean reward {phrases[verdict]} ({p_value})"
 
 
-def _power(comparison: Mapping[str, Any]) -> str:
+def _power(comparison: Mapping[str, Any], *, more: bool) -> str:
     if comparison["detectable"] > comparison["span"]:
         return "so few tasks can show no difference of these rewards"
     claim = f"a true difference of {comparison['detectable']:.3f} would be found in"
-    return f"{claim} 80% of such comparisons"
+    hint = "; for others: --power-for REWARD" if more else ""
+    return f"{claim} 80% of such comparisons{hint}"
 
 
 def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:

@@ -229,7 +229,10 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("tool calls", lambda report: _tool_calls(report["tool_calls"])),
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),
-    ("time", lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s"),
+    (
+        "time (last command)",
+        lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s",
+    ),
 )
 
 _SHOWN_K = (1, 2, 4, 8, 16, 32)

@@ -285,7 +285,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(k: int) -> None:
     ("value", "tasks", "low", "high"),
     [
         *((0, 10, 0, 0.3085), (1, 3, 0.2924, 1), (1, 100, 0.9638, 1), (0.5, 1, 0.0125, 0.9875)),
-        (7, 2, 0, 7),
+        (7, 2, 1.1068, 7),
     ],
 )
 def test_equal_values_leave_room(value: float, tasks: int, low: float, high: float) -> None:
@@ -300,10 +300,18 @@ def test_equal_values_leave_room(value: float, tasks: int, low: float, high: flo
 @pytest.mark.parametrize("tasks", [3, 11, 12, 60])
 def test_intervals_are_those_of_students_t(tasks: int) -> None:
     values = np.random.default_rng(tasks).random(tasks) > 0.5
-    error = max(values.std(ddof=1) / tasks**0.5, 1 / tasks)  # as if one task differed
+    error = values.std(ddof=1) / tasks**0.5
     expected = scipy.stats.t.interval(0.95, tasks - 1, values.mean(), error)
     estimate = mean_over_tasks([float(value) for value in values])
     assert (estimate.low, estimate.high) == pytest.approx(np.clip(expected, 0, 1), abs=1e-4)
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5, 20, 100])
+def test_a_worse_result_has_lower_bounds(tasks: int) -> None:
+    estimates = [mean_over_tasks([1.0] * n + [0.0] * (tasks - n)) for n in range(tasks + 1)]
+    for name in ("low", "high"):
+        bounds = [getattr(estimate, name) for estimate in estimates]
+        assert bounds == sorted(bounds)
 
 
 @pytest.mark.parametrize(

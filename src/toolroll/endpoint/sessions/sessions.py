@@ -191,7 +191,10 @@ class Sessions:
         live = self._sessions.get(check_id(session_id))
         if live is None:
             raise ApiError(
-                404, "session_not_found", f"there is no session {session_id!r}", param="session_id"
+                404,
+                "session_not_found",
+                f"there is no session {session_id!r}, or it is finished",
+                param="session_id",
             )
         return self._touched(live)
 

@@ -4,9 +4,8 @@ Invariants:
 
 - For each task with n samples, an estimate averages over all C(n, k) ways to choose k samples.
 - Intervals are those of a t-test over tasks, because the samples of one task are not independent
-  draws from the benchmark. The tasks are taken to differ at least as if one of them had another
-  result. If all tasks have the same value from 0 to 1, the interval says how many other tasks there
-  may be: with 10 tasks that all failed, up to 31 %.
+  draws from the benchmark. They also leave room for tasks that are not among those that were drawn:
+  with 10 tasks that all failed, 31 % of the benchmark may pass.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, stdev
 
 from toolroll.rollout.errors import UsageError
 
@@ -49,18 +48,16 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
     """Return the mean and its interval. Raise `ValueError` if `values` is empty."""
     if not values:
         raise ValueError("no task is graded")
-    mean, least, most, count = fmean(values), min(values), max(values), len(values)
-    if least == most and 0 <= least <= 1:
-        # Clopper and Pearson: n tasks are all alike with a probability of 2.5 % if others have this
-        # share of the benchmark. The mean of the others is between 0 and 1.
-        share = 1 - 0.025 ** (1 / count)
-        return Estimate(least, least * (1 - share), least * (1 - share) + share)
-    bottom, top = min(0.0, least), max(1.0, most)
-    others = max(1, count - 1)
-    one_differs = (top - bottom) ** 2 * others / count
-    squares = max(sum((value - mean) ** 2 for value in values), one_differs)
-    width = _quantile(others) * sqrt(squares / others / count)
-    return Estimate(mean, max(bottom, mean - width), min(top, mean + width))
+    mean, count = fmean(values), len(values)
+    bottom, top = min(0.0, *values), max(1.0, *values)
+    # Clopper and Pearson: with a probability of 2.5 %, n drawn tasks have none of a share of this
+    # size. The mean of the tasks in this share is between `bottom` and `top`.
+    unseen = 1 - 0.025 ** (1 / count)
+    low, high = mean - unseen * (mean - bottom), mean + unseen * (top - mean)
+    if count > 1:
+        width = _quantile(count - 1) * stdev(values) / sqrt(count)
+        low, high = min(low, max(bottom, mean - width)), max(high, min(top, mean + width))
+    return Estimate(mean, low, high)
 
 
 def _quantile(freedom: int) -> float:

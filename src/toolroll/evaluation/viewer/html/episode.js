@@ -220,7 +220,7 @@ function fillPanel(panel) {
           )
         : null,
       detail.metrics.lookalike_calls
-        ? fact("Calls written as text", detail.metrics.lookalike_calls, "warn")
+        ? fact("Text that looks like a call", detail.metrics.lookalike_calls, "warn")
         : null,
       row.forks ? fact("Forks", row.forks, "warn") : null,
       detail.info.session?.fork_advice

@@ -24,6 +24,7 @@ function choices() {
       "Contains",
       [
         ["invalid", "Invalid calls"],
+        ["lookalike", "Text that looks like a call"],
         ["failed", "Failed tool results"],
         ["forks", "Forks"],
       ],
