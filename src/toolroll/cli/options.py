@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -42,10 +43,19 @@ def used_options(settings: type[Settings], values: Mapping[str, Any]) -> dict[st
     Raise `UsageError` if an option that takes JSON is not a JSON object.
     """
     return {
-        name: json_object(values[name], flag_of(name)) if _kind(field) is dict else values[name]
+        name: _value(_kind(field), values[name], flag_of(name))
         for name, field in settings.model_fields.items()
         if values.get(name) not in (None, [])
     }
+
+
+def _value(kind: Any, value: Any, flag: str) -> Any:
+    if kind is dict:
+        return json_object(value, flag)
+    if kind in (int, float):
+        with suppress(ValueError):  # the settings say what is wrong with another text
+            return kind(value)
+    return value
 
 
 def help_of(name: str) -> str:
@@ -79,10 +89,11 @@ def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     flag = flag_of(name)
     if kind is bool and field.default is True:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    metavar = {dict: "JSON", int: "<int>", float: "<float>"}.get(kind)
     option = typer.Option(
         flag,
         help=_help(field),
-        metavar=f"[{'|'.join(choices)}]" if choices else "JSON" if kind is dict else None,
+        metavar=f"[{'|'.join(choices)}]" if choices else metavar,
         show_default=False,
         rich_help_panel=panel,
         autocompletion=(lambda: list(choices)) if choices else None,
@@ -91,7 +102,7 @@ def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[(str if kind is dict else kind) | None, option],
+        annotation=Annotated[(str if metavar else kind) | None, option],
     )
 
 
