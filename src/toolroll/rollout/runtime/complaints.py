@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
-from toolroll.rollout.runtime.jsonable import shown
-
 _WORDS = {
     "missing": "must be given",
     "extra_forbidden": "is not a setting",
@@ -27,6 +25,7 @@ _WORDS = {
 """Messages by pydantic's error type. Other types keep pydantic's own message."""
 _QUOTED = _WORDS.keys() - {"missing", "extra_forbidden", "string_too_short"}
 """The types whose messages quote the value: none of them can be a secret."""
+_LONGEST = 100
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
@@ -49,7 +48,7 @@ def complaints(error: ValidationError, name_of: Callable[[str], str] = str) -> s
         setting = ".".join(map(str, item["loc"]))
         message = _words(item["type"], item["msg"], item.get("ctx"))
         if item["type"] in _QUOTED:
-            message += f", not {shown(item['input'])}"
+            message += f", not {repr(item['input'])[:_LONGEST]}"
         parts.append(f"{name_of(setting)}: {message}" if setting else message)
     return "; ".join(parts)
 
