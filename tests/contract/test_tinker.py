@@ -21,7 +21,7 @@ from support.source import ROOT
 from support.tinker_mirror import SamplingClient, is_old
 from unit.adapters import test_same_episodes as same
 
-from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
+from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
 from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.driven import DrivenPlayer
@@ -215,3 +215,13 @@ def test_a_datum_is_shifted_by_one_token() -> None:
         "target_tokens": [*range(1, 16)],
         "weights": [float(i in trained) for i in range(1, 16)],
     }
+
+
+def test_an_aborted_episode_has_none_and_logprobs_are_needed() -> None:
+    assert to_datums(episode(None), None) == []
+    result = episode(1.0)
+    with pytest.raises(UsageError, match="the value is None"):
+        to_datums(result, None)
+    result.trajectories[0].logprobs[11] = np.nan
+    with pytest.raises(TokenError, match="1 trained tokens have no logprob"):
+        to_datums(result, 1.0)

@@ -31,6 +31,7 @@ from support.trl_toy import InProcess, grpo_trainer
 
 from toolroll.rollout.errors import EngineError, RolloutError
 from toolroll.rollout.types import Status
+from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl import async_rollouts, make_rollout_func
 from toolroll.trainers.trl.rows import Row, group_rows
@@ -269,3 +270,24 @@ def test_the_gradient_of_its_loss(world: World, tmp_path: Path) -> None:
         row.completion_mask[0] = 0
     with pytest.raises(AssertionError, match="of the largest gradient"):
         world.check(trl_gradient(world, tmp_path, rows), losses)
+
+
+def test_trl_refuses_attention_sinks(tmp_path: Path) -> None:
+    """The tree's attention would leave them out."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=4128,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    GptOssForCausalLM(config).save_pretrained(tmp_path)
+    load_embedded_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="attention sinks"):
+        trainer_of(tmp_path, config_of(tmp_path, "http://127.0.0.1:1"), ["0"], model=tmp_path)

@@ -387,8 +387,10 @@ def regrade(
     from toolroll.evaluation.report import read_summary
 
     lines, lost = _run(regrade_folder(folder, out, env, trust=trust))
-    show_reports(read_summary(out), console)
-    for line in [*lines, _files_line([str(out)])]:
+    if out.exists():  # no episode, no folder
+        show_reports(read_summary(out), console)
+        lines.append(_files_line([str(out)]))
+    for line in lines:
         print_line(console, line)
     if lost:
         raise typer.Exit(1)
@@ -486,9 +488,8 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
 
 def _files_line(folders: Sequence[str]) -> str:
     """Return the line that says what the folders of runs contain, and how to view the first one."""
-    which = "the first" if len(folders) > 1 else "them"
-    files = f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json"
-    return f"{files}; to view {which}: {program()} view {folders[0]}"
+    files = f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json; to view"
+    return f"{files} {'the first' if folders[1:] else 'them'}: {program()} view {folders[0]}"
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

@@ -21,7 +21,10 @@ EXIT_STATUS = {"worse": 3, "inconclusive": 4}
 _HEADER = ("", "baseline", "candidate", "difference [95 %]")
 _RULE = ("---", *["---:"] * 3)
 _MOST_TASKS = 8
-_FLOOR = "the rewards differ little: the interval is as wide as if one task had changed completely"
+_LEAST = (
+    "the differences vary little between tasks: the interval is as wide as if one task had changed "
+    "completely"
+)
 
 
 def compare_folders(
@@ -115,7 +118,7 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
         "inconclusive: a run is not finished"
         if comparison.get("gate", {}).get("open")
         else _verdict(comparison["verdict"], **reward),
-        *([_FLOOR] if reward["floor"] else []),
+        *([_LEAST] if reward["least_error"] else []),
         _power(comparison, more="power_for" not in comparison),
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
@@ -172,7 +175,7 @@ def _power(comparison: Mapping[str, Any], *, more: bool) -> str:
 def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
     """Return why an inconclusive gate may need more tasks."""
     gate = comparison.get("gate")
-    if gate is None or comparison["verdict"] != "inconclusive":
+    if gate is None or gate["open"] or comparison["verdict"] != "inconclusive":
         return []
     option, tasks = f"--fail-if-worse {gate['loss']:g}", gate["tasks_if_unchanged"]
     if tasks is None:

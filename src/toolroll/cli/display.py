@@ -104,7 +104,7 @@ class RunDisplay:
     ) -> None:
         self.summary = summary
         self.seconds = 0.0
-        self._name = f"{summary.env}{split}"
+        self._name = f"{summary.env} {split}".rstrip()
         self._console = console
         self._total = total
         self._sampled = sampled

@@ -1,8 +1,8 @@
 """Make a command's options from the fields of settings.
 
 A field determines an option's name, type, choices (`Literal`) and default. The field's description
-is the option's help. typer checks only the type of an option's value. The settings check everything
-else, with the same errors for an option and for a line in a YAML file.
+is the option's help. The settings check an option's value, with the same errors as for a line in a
+YAML file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _value(kind: Any, value: Any, flag: str) -> Any:
     if kind is dict:
         return json_object(value, flag)
     if kind in (int, float):
-        with suppress(ValueError):  # the settings say what is wrong with another text
+        with suppress(ValueError):  # the settings quote a number as one, and refuse other texts
             return kind(value)
     return value
 

@@ -32,6 +32,8 @@ from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Status
 
+_LIMITS = ("step_timeout", "max_observation_bytes")
+
 
 async def regrade_folder(
     folder: Path, out: Path, target: str | None, *, trust: bool = False
@@ -102,6 +104,7 @@ async def _regraded(
     now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
     if target is not None:
         now["options"] = {**now.get("options", {}), "env": absolute_target(target)}
+    had_floor = read_summary(folder).get(env, {}).get("do_nothing") is not None
     regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []
@@ -123,9 +126,14 @@ async def _regraded(
             _compare(episode, unlike, changed)
     summary, history = directory.summary, directory.provenance
     floor = None
-    if read_summary(folder).get(env, {}).get("do_nothing") is not None:
-        again_tasks = [tasks[name] for name in planned if name in tasks]
-        floor = await play_floor(factory, again_tasks, max_turns=values.get("max_turns", 30))
+    if had_floor:
+        floor = await play_floor(
+            factory,
+            [tasks[name] for name in planned if name in tasks],
+            max_turns=values.get("max_turns", 30),
+            episode_timeout=values.get("episode_timeout"),
+            limits={name: values[name] for name in _LIMITS if name in values},
+        )
     part = report(summary, floor=floor, settings=settings, planned=planned, provenance=history)
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)

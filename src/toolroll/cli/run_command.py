@@ -210,7 +210,7 @@ async def _play(
     floor: Summary | None = None
     served = plan.served
     sampled = (lambda: (0, 0)) if served is None else (lambda: served.sampled)
-    split = "" if config.split in (None, plan.factory.splits[0]) else f" {config.split}"
+    split = config.split if config.split not in (None, plan.factory.splits[0]) else ""
     total = len(plan.tasks) * config.samples
     with RunDisplay(console, summary, total, sampled, split=split) as display:
 

@@ -99,6 +99,10 @@ class EpisodeSettings(
         )
 
 
+_OF_EPISODES = {"verify", "max_observation_bytes", "allow_model_mismatch"}
+"""The settings of a model that the player and its agents read themselves."""
+
+
 class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too. Raise `UsageError`
     if `settings` are wrong (`EpisodeSettings.checked`), or set what `model` was not made with.
@@ -254,7 +258,7 @@ class EpisodePlayer:
 
 def _refuse_ignored(settings: EpisodeSettings, model: Model, name: Callable[[str], str]) -> None:
     """Raise `UsageError` if `settings` set something about the model that `model` does not have."""
-    given = ModelSettings.model_fields.keys() & settings.model_fields_set
+    given = (ModelSettings.model_fields.keys() - _OF_EPISODES) & settings.model_fields_set
     for field in sorted(given):
         if model.args is None or getattr(model.args, field) != getattr(settings, field):
             raise UsageError(

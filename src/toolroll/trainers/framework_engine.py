@@ -138,11 +138,11 @@ class FrameworkEngine(EngineClient):
         )
 
     def _matched(self, turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
-        """Return the stop token or stop string that ended the turn, or None. Raise
-        `CompletionError` if the ids lack the stop token.
+        """Return the stop token or stop string that ended the turn, or None.
 
         If the engine reports neither, it is the last token. If stop strings were requested, the
-        last token may be part of one: then it must be one of the requested stop tokens.
+        last token may be part of one: the result is None, unless it is a requested stop token.
+        Otherwise, raise `CompletionError` if the ids lack the stop token.
         """
         if turn.finish_reason != "stop" or isinstance(turn.matched, str):
             return turn.matched if turn.finish_reason == "stop" else None

@@ -149,7 +149,8 @@ async def test_an_adapters_wrong_settings_and_errors_are_named(
     model = Model(engine, template, parser)
     with pytest.raises(UsageError, match="history has no effect on a model that exists"):
         EpisodePlayer(model, EpisodeSettings(env="desk", history="preserve"))
-    player = EpisodePlayer(model, EpisodeSettings(env="desk", reruns=0))
+    settings = EpisodeSettings(env="desk", reruns=0, verify="always", max_observation_bytes=9999)
+    player = EpisodePlayer(model, settings)
     result = await player.play(3, {"max_new_tokens": 8})
     await player.aclose()
     assert result.stop_reason is StopReason.INTERNAL_ERROR

@@ -223,6 +223,7 @@ async def test_limits_and_the_collector_are_settings() -> None:
         ({}, {"prompt": "hello"}, "--input-key index"),
         ({}, {"prompt": [{"role": "user"}]}, "--input-key"),
         ({}, {"prompt": 999}, "has tasks 0 to 32"),
+        ({}, {"prompt": -1}, "tasks 0"),
         ({}, {"response": "Hello", "response_length": 1, "tokens": [1, 2]},
          "sample 3 already has a response of 1 tokens"),
     ],

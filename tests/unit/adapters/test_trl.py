@@ -14,6 +14,7 @@ import pytest
 from support.client import Pauses
 from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import result_of, sequence, versioned
+from support.qwen import tokenizer_for, trl_template
 from support.trl_mirror import a_trainer, an_async_config
 from support.trl_toy import weight_server
 
@@ -444,3 +445,28 @@ def test_a_transfer_needs_an_engine_and_a_whole_model(tmp_path: Path) -> None:
     model = SimpleNamespace(peft_config={"default": object()})
     with pytest.raises(UsageError, match="PEFT adapter"):
         transfer_to(["http://127.0.0.1:1"], tmp_path, model).init_weight_transfer()
+
+
+async def test_each_sampled_token_is_in_one_row_of_a_forked_episode() -> None:
+    says = lambda request: f"<think>\nHm, {request.index}.\n</think>\n\nAll right."
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    async with playing(says, job(), tokenizer=tokenizer) as (engine, play), running(play):
+        await until(lambda: play.rows.qsize() >= 6)
+        rows = play.take(play.rows.qsize())
+        turns = {
+            (*entry.input_ids.tolist(), *entry.output_ids): len(entry.output_ids)
+            for entry in engine.log
+            if entry.status == 200
+        }
+    for row in rows:
+        ids = tuple(row.input_ids.tolist())
+        sampled = turns.pop(ids)  # each turn is a sequence, and is trained once
+        assert row.completion_mask.tolist() == [0] * (len(ids) - sampled) + [1] * sampled
+    groups = {row.group_id for row in rows}
+    assert len(rows) == 3 * 2 * len(groups)
+    seen = [play.metrics.get_nowait() for _ in groups]
+    trained = sum(int(row.completion_mask.sum()) for row in rows)
+    assert sum(one["toolroll/handed_over_tokens_total"] for one in seen) == trained
+    assert sum(one["toolroll/handed_over_rows_total"] for one in seen) == len(rows)
+    assert {one["reward"] for one in seen} == {(2.0, 2.0)}
+    assert {one["toolroll/aborted_share"] for one in seen} == {(0.0, 2.0)}

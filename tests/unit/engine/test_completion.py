@@ -17,7 +17,7 @@ from support.http import completion
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader
-from toolroll.rollout.errors import CompletionError, TokenError
+from toolroll.rollout.errors import CompletionError, EngineError, TokenError
 from toolroll.rollout.media import Image
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
@@ -286,3 +286,11 @@ async def test_a_stream_with_another_request_id_reports_no_progress(other: dict[
     told, failure = await streamed(part([3]), other)
     assert told == [[3]]
     assert "answer is for another request" in failure.message
+
+
+async def test_answers_with_another_request_id_are_an_error() -> None:
+    _, handle = flaky(completion([4], id="f" * 32))
+    words = f"another request: meta_info.id is '{'f' * 32}', expected .* after 3 attempts"
+    async with answering(handle, retries=2) as calls:
+        with pytest.raises(EngineError, match=words):
+            await calls.generate(request())

@@ -159,7 +159,7 @@ def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, An
     difference = Difference.of(means, max(1.0, *every) - min(0.0, *every))
     question.check_rewards(difference.span)
     reward = _shown(means, difference)
-    reward["floor"] = difference.floor
+    reward["least_error"] = difference.least_error
     reward["p_unchanged"] = difference.p_value()
     reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
     answers: dict[str, Any] = {

@@ -26,7 +26,8 @@ _MOST_TASKS = 10**12
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The mean over `tasks` of each task's difference, and its standard `error`. `span` is the
-    range of rewards. `floor`: the error is the least one.
+    range of rewards. `least_error`: the error is that of
+    one task that changed.
 
     The interval is that of a paired t-test over tasks, because the samples of one task are not
     independent. The squared deviations add up to at least those of one task whose reward changed by
@@ -37,7 +38,7 @@ class Difference:
     error: float
     tasks: int
     span: float = 1.0
-    floor: bool = False
+    least_error: bool = False
 
     @classmethod
     def of(cls, means: Sequence[tuple[float, float]], span: float = 1.0) -> Difference:
@@ -45,9 +46,8 @@ class Difference:
         changes = [after - before for before, after in means]
         count, mean = len(changes), fmean(changes)
         squares = sum((change - mean) ** 2 for change in changes)
-        floor = squares < span**2
-        squares = max(squares, span**2)
-        return cls(mean, sqrt(squares / max(1, count - 1) / count), count, span, floor)
+        error = sqrt(max(squares, span**2) / max(1, count - 1) / count)
+        return cls(mean, error, count, span, least_error=squares < span**2)
 
     def interval(self) -> tuple[float, float]:
         """Return the interval that contains the true difference with the probability `LEVEL`. It

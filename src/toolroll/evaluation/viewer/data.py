@@ -52,7 +52,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "trained": 0 if aborted else sum(part.trained_tokens for part in result.trajectories),
         "calls": as_count(metrics.get("tool_calls", 0)),
         "invalid": as_count(metrics.get("invalid_calls", 0)),
-        "failed": as_count(metrics.get("tool_errors", 0)),
+        "toolErrors": as_count(metrics.get("tool_errors", 0)),
         "lookalike": as_count(metrics.get("lookalike_calls", 0)),
         "forks": max(len(result.trajectories) - 1, 0),
         "seconds": round(metrics.get("seconds", 0.0), 3),

@@ -65,8 +65,10 @@ class Model:
         threads: int = 64,
     ) -> None:
         self.engine = engine
-        special = getattr(template.tokenizer, "all_special_ids", ())
-        engine.end_ids = frozenset({*special, *template.stop_token_ids})
+        if (known := getattr(engine, "end_ids", None)) is not None:
+            added = template.tokenizer.added_tokens_decoder.items()
+            special = {index for index, token in added if token.special}
+            engine.end_ids = known | special | {*template.stop_token_ids}
         self.template = template
         self.parser = parser
         self.name = name

@@ -25,7 +25,7 @@ function choices() {
       [
         ["invalid", "Invalid calls"],
         ["lookalike", "Text that looks like a call"],
-        ["failed", "Failed tool results"],
+        ["toolErrors", "Failed tool results"],
         ["forks", "Forks"],
       ],
     ],
