@@ -16,6 +16,7 @@ from support.bare import run_apart
 from support.forked_episodes import episode, result_of, sequence, versioned
 from support.gradients import PLAYED, World, gradient, padded_logps, per_token, terms
 from support.slime_trainer import plays_the_reference
+from support.vocabulary import Vocabulary
 
 from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError, UsageError
@@ -236,7 +237,7 @@ async def test_its_client_names_the_adapter_and_its_version() -> None:
 
     gconfig = areal.gconfig(lora_name="agent")
     inference = SimpleNamespace(agenerate=agenerate)
-    engine = ArealEngine(inference, gconfig, [None] * 9, context_length=None)
+    engine = ArealEngine(inference, gconfig, Vocabulary(9, special={5}), context_length=None)
     prompt = np.array([1, 2], dtype=np.int32)
     await engine.generate(GenerateRequest(prompt, {"max_new_tokens": 4}, "s"))
     payload = backend.build_generation_request(requests[0], with_lora=True, version=3).payload

@@ -19,6 +19,7 @@ from support.forked_episodes import episode
 from support.slime_trainer import plays_the_reference
 from support.source import ROOT
 from support.tinker_mirror import SamplingClient, is_old
+from support.vocabulary import Vocabulary
 from unit.adapters import test_same_episodes as same
 
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
@@ -141,7 +142,7 @@ async def test_the_futures_of_tinker() -> None:
         future = kept._AwaitableFutureCompatWrapper(sampling)
     seen: dict[str, Any] = {}
     client = SimpleNamespace(sample=lambda **given: seen.update(given) or future)
-    engine = TinkerEngine(client, context_length=64, vocab_size=10)
+    engine = TinkerEngine(client, Vocabulary(10), context_length=64)
     more = {"sampling_seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7}
     params = {**REQUEST.sampling_params, **more}
     turn = await engine.generate(GenerateRequest(REQUEST.input_ids, params, "session"))
@@ -167,8 +168,7 @@ async def test_the_example_of_the_page() -> None:
         await player.aclose()
         without = SamplingClient(engine.url, without_logprobs=True)
         with pytest.raises(CompletionError, match="0 logprobs for"):
-            size = len(tokenizer)
-            await TinkerEngine(without, context_length=64, vocab_size=size).generate(REQUEST)
+            await TinkerEngine(without, tokenizer, context_length=64).generate(REQUEST)
     assert len(datums) == 8
     ends = {tokenizer.eos_token_id}
     assert {tuple(params.stop) for params in client.seen} == {tuple(ends)}
@@ -181,7 +181,7 @@ async def test_the_example_of_the_page() -> None:
 
 async def test_what_tinker_does_not_have_is_refused() -> None:
     """tinker's `SamplingParams` would ignore it."""
-    engine = TinkerEngine(None, context_length=64, vocab_size=10)
+    engine = TinkerEngine(None, Vocabulary(10), context_length=64)
     names = "min_p stop frequency_penalty presence_penalty repetition_penalty regex"
     for name in names.split():
         params = {**REQUEST.sampling_params, name: 0.5}

@@ -35,8 +35,8 @@ class _WaitingEngine(FrameworkEngine):
 
     requires_logprobs = False
 
-    def __init__(self, *, context_length: int | None, vocab_size: int) -> None:
-        super().__init__("the caller", context_length=context_length, vocab_size=vocab_size)
+    def __init__(self, tokenizer: Any, *, context_length: int | None) -> None:
+        super().__init__("the caller", tokenizer, context_length=context_length)
         # The caller limits each turn itself. Here, only the context length limits it.
         self.params = {"max_new_tokens": context_length or _NO_LIMIT}
         self.episodes: dict[str, TurnByTurn] = {}
@@ -55,7 +55,7 @@ class _WaitingEngine(FrameworkEngine):
 
 
 def _waiting(tokenizer: Any, settings: EpisodeSettings) -> tuple[_WaitingEngine, Model]:
-    engine = _WaitingEngine(context_length=settings.context_length, vocab_size=len(tokenizer))
+    engine = _WaitingEngine(tokenizer, context_length=settings.context_length)
     # an episode must not change the collector of the caller's process
     args = settings.filled(pace_gc=False).rollout_args()
     return engine, Model.from_args(args, tokenizer=tokenizer, engine=lambda config: engine)
@@ -66,8 +66,8 @@ class TurnByTurn:
     ids that you sampled for this prompt. `DrivenEpisode` and `DrivenPlayer` make it.
     """
 
-    def __init__(self, engine: _WaitingEngine, model: Model, play: Play) -> None:
-        self._engine, self._model, self._play = engine, model, play
+    def __init__(self, engine: _WaitingEngine, play: Play) -> None:
+        self._engine, self._play = engine, play
         self.requests: asyncio.Queue[GenerateRequest] = asyncio.Queue()
         self.answers: asyncio.Queue[Sampled] = asyncio.Queue()
         self._playing: asyncio.Task[InteractionResult] | None = None
@@ -98,22 +98,20 @@ class TurnByTurn:
 
         Without `logprobs`, the turn's logprobs are NaN in the trajectory, and
         `training_sequences` refuses it. `finish_reason`: "stop", "length" or "abort". By default,
-        it is "stop" if the last id is a stop token of the template, otherwise "length". Raise
-        `UsageError` if no prompt is waiting for sampled ids.
+        it is "stop" if the last id is one of `stop_token_ids`, otherwise "length". The episode is
+        aborted if "stop" is said of ids without a stop token and no stop string was requested.
+        Raise `UsageError` if no prompt is waiting for sampled ids.
         """
         if not self._waiting:
             raise UsageError(
                 "no prompt is waiting: call start first, and call step only after start or step "
                 "has returned a prompt"
             )
-        ended = len(ids) > 0 and ids[-1] in self._model.template.stop_token_ids
         if finish_reason is None:
-            finish_reason = "stop" if ended else "length"
-        # "": a stop string ended the turn, because the last token is not a stop token
-        matched = "" if finish_reason == "stop" and not ended else None
+            finish_reason = "stop" if len(ids) and ids[-1] in self.stop_token_ids else "length"
         versions = () if weight_version is None else (WeightVersion(weight_version, 0, len(ids)),)
         self._waiting = False
-        await self.answers.put(Sampled(ids, logprobs, finish_reason, versions, matched))
+        await self.answers.put(Sampled(ids, logprobs, finish_reason, versions))
         return await self._next()
 
     @property
@@ -179,7 +177,7 @@ class DrivenEpisode(TurnByTurn):
             places = env, None, params, task.index, settings.max_turns
             return agent.asolve(*places, task=task, seed=settings.seed, session_id=session)
 
-        super().__init__(engine, model, play)
+        super().__init__(engine, play)
 
 
 class DrivenPlayer:
@@ -191,8 +189,8 @@ class DrivenPlayer:
 
     def __init__(self, tokenizer: Any, settings: EpisodeSettings) -> None:
         self.tokenizer, self.settings = tokenizer, settings.model_copy(update={"reruns": 0})
-        self._engine, self._model = _waiting(tokenizer, self.settings)
-        self._player = EpisodePlayer(self._model, self.settings)
+        self._engine, model = _waiting(tokenizer, self.settings)
+        self._player = EpisodePlayer(model, self.settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DrivenPlayer, (self.tokenizer, self.settings)
@@ -207,7 +205,7 @@ class DrivenPlayer:
                 index, params, metadata=metadata, number=number, session_id=session
             )
 
-        return TurnByTurn(self._engine, self._model, play)
+        return TurnByTurn(self._engine, play)
 
     async def aclose(self) -> None:
         """Close the user simulators and the model. No episode may be running."""

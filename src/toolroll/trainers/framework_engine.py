@@ -74,7 +74,8 @@ class Sampled:
 class FrameworkEngine(EngineClient):
     """The base class of the adapters' engines. A subclass implements `sample`.
 
-    `name` is the framework's name, for error messages. `vocab_size` is the tokenizer's.
+    `name` is the framework's name, for error messages. A turn must end with a requested stop token
+    or a special token of `tokenizer`, if the engine says that it stopped.
     """
 
     requires_logprobs = True
@@ -82,9 +83,11 @@ class FrameworkEngine(EngineClient):
     `training_sequences` refuses it.
     """
 
-    def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
+    def __init__(self, name: str, tokenizer: Any, *, context_length: int | None) -> None:
         self._name = name
-        self._model_info = ModelInfo(context_length=context_length, vocab_size=vocab_size)
+        self._model_info = ModelInfo(context_length=context_length, vocab_size=len(tokenizer))
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = frozenset(index for index, token in added if token.special)
         self.experts_shape: tuple[int, int] | None = None
         """(layers, top_k) of the routed experts that the engine returned, or None."""
 
@@ -149,8 +152,8 @@ class FrameworkEngine(EngineClient):
         last, requested = int(turn.ids[-1]), params.get("stop_token_ids") or ()
         if turn.matched is None and params.get("stop"):
             return last if last in requested else None
-        ends = {turn.matched} if turn.matched is not None else {*self.end_ids, *requested}
-        if self.end_ids and last not in ends:
+        ends = {turn.matched} if turn.matched is not None else {*self._special, *requested}
+        if last not in ends:
             raise CompletionError(
                 f"{self._name}'s engine stopped after the id {last}, which ends no turn: the "
                 "sampled ids must include the stop token"

@@ -92,18 +92,19 @@ async def test_an_agent_that_names_its_session_itself_shares_no_model(tokenizer:
     await second.aclose()
 
 
-async def test_a_turn_without_a_stop_token_was_cut_or_had_a_string(tokenizer: Any) -> None:
+async def test_a_turn_ends_with_a_stop_token_or_was_cut(tokenizer: Any) -> None:
     end = tokenizer.eos_token_id
-    for last, reason, stop_reason, matched in (
-        (102, None, StopReason.LENGTH, None),
-        (102, "stop", StopReason.MAX_TURNS, ""),
-        (end, "stop", StopReason.MAX_TURNS, end),
+    for last, reason, stop_reason in (
+        (102, None, StopReason.LENGTH),
+        (end, None, StopReason.MAX_TURNS),
+        (end, "stop", StopReason.MAX_TURNS),
+        (102, "stop", StopReason.ENGINE_ERROR),
     ):
         episode = driven(tokenizer, max_turns=1)
         await episode.start()
         assert await episode.step([101, last], [-1.0, -2.0], finish_reason=reason) is None
-        [turn] = episode.result.trajectories[0].turns
-        assert (episode.result.stop_reason, turn.matched) == (stop_reason, matched)
+        assert episode.result.stop_reason is stop_reason
+    assert "after the id 102, which ends no turn" in episode.result.info["error"]["message"]
 
 
 @pytest.mark.parametrize("context_length", [32768, None])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.episodes import call, opened_model
 from support.source import ROOT
+from support.vocabulary import Vocabulary
 
 from toolroll import ChatTemplate, Model, StopReason, get_parser
 from toolroll.rollout.errors import CompletionError, UsageError
@@ -38,7 +39,7 @@ class Fixed(FrameworkEngine):
     """Answers with `sampled`."""
 
     def __init__(self, sampled: Sampled) -> None:
-        super().__init__("Trainer", context_length=64, vocab_size=10)
+        super().__init__("Trainer", Vocabulary(10, special={4}), context_length=64)
         self.sampled = sampled
 
     async def sample(self, request: GenerateRequest) -> Sampled:
@@ -71,14 +72,12 @@ async def test_a_turn_is_taken_as_it_is(
     (Sampled([], [], "stop"), "stopped without a token"),
     (Sampled([3], [0.5], "stop"), "NaN or above zero"),
     (Sampled([5000], [-1.0], "stop"), "expected an id from 0 to"),
-    (Sampled([4], [-1.0], "stop"), "after the id 4, which ends no turn"),
+    (Sampled([3], [-1.0], "stop"), "after the id 3, which ends no turn"),
     (Sampled([3], [-1.0], "stop", matched=4), "after the id 3, which ends no turn"),
 ])  # fmt: skip
 async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> None:
-    engine = Fixed(sampled)
-    engine.end_ids = frozenset({3})
     with pytest.raises(CompletionError, match=words):
-        await engine.generate(request())
+        await Fixed(sampled).generate(request())
 
 
 async def test_sampling_parameters_have_one_name_on_each_side() -> None:
@@ -88,7 +87,7 @@ async def test_sampling_parameters_have_one_name_on_each_side() -> None:
     assert renamed(theirs | {"skip_special_tokens": False}, _SGLANG_NAMES, engine="X") == ours
     with pytest.raises(UsageError, match="X has no sampling parameter 'regex'"):
         renamed({"regex": "a"}, VLLM_NAMES, engine="X")
-    engine = ArealEngine(object(), object(), [0] * 10, context_length=64)
+    engine = ArealEngine(object(), object(), Vocabulary(10), context_length=64)
     with pytest.raises(UsageError, match="AReaL's engine has no sampling parameter 'min_p'"):
         await engine.generate(request(min_p=0.1))
 
@@ -102,7 +101,8 @@ async def test_skyrl_s_turn_has_a_version_only_if_it_did_not_change(changes: boo
             self.weight_version += changes
             return {"response_ids": [[3]], "response_logprobs": [[-1.0]], "stop_reasons": ["stop"]}
 
-    answer = await SkyrlEngine(Client(), context_length=64, vocab_size=10).generate(request())
+    engine = SkyrlEngine(Client(), Vocabulary(10, special={3}), context_length=64)
+    answer = await engine.generate(request())
     assert answer.weight_versions == (() if changes else (WeightVersion("4", 0, 1),))
 
 
@@ -145,7 +145,7 @@ async def test_an_adapters_wrong_settings_and_errors_are_named(
 ) -> None:
     template = ChatTemplate(tokenizer)
     parser = get_parser("hermes", template.encoder.control)
-    engine = BrokenEngine("own", context_length=4096, vocab_size=len(tokenizer))
+    engine = BrokenEngine("own", tokenizer, context_length=4096)
     model = Model(engine, template, parser)
     with pytest.raises(UsageError, match="history has no effect on a model that exists"):
         EpisodePlayer(model, EpisodeSettings(env="desk", history="preserve"))

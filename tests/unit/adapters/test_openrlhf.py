@@ -247,7 +247,7 @@ async def test_a_call_s_parameters_are_sampled_with() -> None:
 async def test_an_actor_reports_whole_turns_and_no_invented_logprobs() -> None:
     reported: list[list[int]] = []
     async with actor("one two three") as (_, llm):
-        engine = VllmEngine(llm, asked_params(), max_length=100, vocab_size=1000)
+        engine = VllmEngine(llm, load_embedded_tokenizer(), asked_params(), max_length=100)
         turn = await engine.generate(request(), progress=lambda ids: reported.append(list(ids)))
         assert reported == [turn.output_ids.tolist()] and len(turn.output_ids) > 2
         llm.without_logprobs = True

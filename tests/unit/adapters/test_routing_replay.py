@@ -15,6 +15,7 @@ from support.experts import first_experts
 from support.forked_episodes import result_of, sequence
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.slime_trainer import SAMPLING, play, real_slime, says, serving
+from support.vocabulary import Vocabulary
 
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
 from toolroll.rollout.types import GenerateRequest
@@ -191,7 +192,7 @@ async def test_rows_of_another_count_are_refused() -> None:
         return verl_mirror.TokenOutput([9], [-1.0], rows, "stop")
 
     manager: Any = SimpleNamespace(generate=generate)
-    engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
+    engine = ServerEngine(manager, Vocabulary(64, special={9}), backend="sglang", context_length=64)
     request = GenerateRequest(np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8}, "s")
     with pytest.raises(CompletionError, match=r"shape \(7, 2, 2\)"):
         await engine.generate(request)

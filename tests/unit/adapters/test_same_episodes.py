@@ -315,7 +315,7 @@ async def with_tinker(world: World) -> list[Played]:
     pytest.importorskip("tinker", reason="tinker is not installed")
     settings = EpisodeSettings(**world.settings)
     client = tinker_mirror.SamplingClient(world.engine.url)
-    engine = TinkerEngine(client, context_length=8192, vocab_size=len(world.tokenizer))
+    engine = TinkerEngine(client, world.tokenizer, context_length=8192)
     args = settings.rollout_args()
     model = Model.from_args(args, tokenizer=world.tokenizer, engine=lambda _: engine)
     player = EpisodePlayer(model, settings)

@@ -13,6 +13,7 @@ from support.closing import NAME
 from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import episode, result_of, sequence
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
+from support.vocabulary import Vocabulary
 
 from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
@@ -33,7 +34,7 @@ SAMPLING = {"max_new_tokens": 256, "temperature": 1.0}
 
 
 def engine_of(manager: Any, backend: Any = "vllm", context: int = 64, size: int = 64) -> Any:
-    return ServerEngine(manager, backend=backend, context_length=context, vocab_size=size)
+    return ServerEngine(manager, Vocabulary(size), backend=backend, context_length=context)
 
 
 @asynccontextmanager

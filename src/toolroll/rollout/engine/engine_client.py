@@ -32,8 +32,6 @@ class EngineClient(Protocol):
 
     takes_images: bool = False
     """Whether `generate` sends the images of a request."""
-    end_ids: frozenset[int] = frozenset()
-    """The ids that may end a turn: stop tokens and special tokens. `Model` sets them."""
 
     @property
     @abstractmethod

@@ -65,10 +65,6 @@ class Model:
         threads: int = 64,
     ) -> None:
         self.engine = engine
-        if (known := getattr(engine, "end_ids", None)) is not None:
-            added = template.tokenizer.added_tokens_decoder.items()
-            special = {index for index, token in added if token.special}
-            engine.end_ids = known | special | {*template.stop_token_ids}
         self.template = template
         self.parser = parser
         self.name = name

@@ -46,7 +46,7 @@ class ArealEngine(FrameworkEngine):
     def __init__(
         self, engine: Any, gconfig: Any, tokenizer: Any, *, context_length: int | None
     ) -> None:
-        super().__init__("AReaL", context_length=context_length, vocab_size=len(tokenizer))
+        super().__init__("AReaL", tokenizer, context_length=context_length)
         self._engine = engine
         self._gconfig = gconfig
         self._tokenizer = tokenizer

@@ -153,9 +153,7 @@ class AgentExecutor:
                 "images are not supported: the chat template's text does not have their tokens"
             )
         template = self._template(hf_tokenizer)
-        engine = VllmEngine(
-            llm_engine, sampling_params, max_length=max_length, vocab_size=len(hf_tokenizer)
-        )
+        engine = VllmEngine(llm_engine, hf_tokenizer, sampling_params, max_length=max_length)
         model = Model(
             engine, template, get_parser(self.parser, hf_tokenizer.get_added_vocab()), threads=1
         )

@@ -34,9 +34,9 @@ class VllmEngine(FrameworkEngine):
     """
 
     def __init__(
-        self, llm_engine: LlmEngine, sampling_params: Any, *, max_length: int, vocab_size: int
+        self, llm_engine: LlmEngine, tokenizer: Any, sampling_params: Any, *, max_length: int
     ) -> None:
-        super().__init__("OpenRLHF", context_length=max_length, vocab_size=vocab_size)
+        super().__init__("OpenRLHF", tokenizer, context_length=max_length)
         self._engine = llm_engine
         self._params = sampling_params
 

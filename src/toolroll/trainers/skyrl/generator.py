@@ -43,13 +43,13 @@ class SkyrlEngine(FrameworkEngine):
     def __init__(
         self,
         client: Any,
+        tokenizer: Any,
         *,
         context_length: int | None,
-        vocab_size: int,
         cache_salt: bool = True,
         model: str | None = None,
     ) -> None:
-        super().__init__("SkyRL", context_length=context_length, vocab_size=vocab_size)
+        super().__init__("SkyRL", tokenizer, context_length=context_length)
         self._client = client
         self._cache_salt = cache_salt
         self._model = {} if model is None else {"model": model}
@@ -164,8 +164,8 @@ class ToolrollGenerator:
         self._players = LoopPlayers(
             lambda client: SkyrlEngine(
                 client,
+                tokenizer,
                 context_length=settings.context_length,
-                vocab_size=len(tokenizer),
                 cache_salt=bool(generator_cfg.use_cache_salt),
                 model=policy_model_name or None,
             ),

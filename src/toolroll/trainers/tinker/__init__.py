@@ -1,6 +1,6 @@
 """Tinker: an engine over `SamplingClient`, `Datum`s to train on, and tinker-cookbook's `Env`.
 
-    engine = TinkerEngine(sampling_client, context_length=32768, vocab_size=len(tokenizer))
+    engine = TinkerEngine(sampling_client, tokenizer, context_length=32768)
     model = Model.from_args(settings.rollout_args(), tokenizer=tokenizer, engine=lambda _: engine)
     result = await EpisodePlayer(model, settings).play(0, {"max_new_tokens": 512})
     data = to_datums(result, advantage)

@@ -39,8 +39,8 @@ class TinkerEngine(FrameworkEngine):
     `context_length` limits the prompt and the answer together, in tokens.
     """
 
-    def __init__(self, client: Any, *, context_length: int, vocab_size: int) -> None:
-        super().__init__("Tinker", context_length=context_length, vocab_size=vocab_size)
+    def __init__(self, client: Any, tokenizer: Any, *, context_length: int) -> None:
+        super().__init__("Tinker", tokenizer, context_length=context_length)
         self.client = client
 
     async def sample(self, request: GenerateRequest) -> Sampled:

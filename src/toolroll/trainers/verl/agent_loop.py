@@ -234,9 +234,9 @@ class ToolrollAgentLoop:
         )
         engine = ServerEngine(
             self.server_manager,
+            self.tokenizer,
             backend=str(config.name),
             context_length=int(settings.context_length or length),
-            vocab_size=len(self.tokenizer),
         )
         model = Model.from_args(
             settings.rollout_args(), tokenizer=self.tokenizer, engine=lambda _: engine

@@ -42,9 +42,9 @@ class ServerEngine(FrameworkEngine):
     """
 
     def __init__(
-        self, server_manager: ServerManager, *, backend: str, context_length: int, vocab_size: int
+        self, server_manager: ServerManager, tokenizer: Any, *, backend: str, context_length: int
     ) -> None:
-        super().__init__("verl", context_length=context_length, vocab_size=vocab_size)
+        super().__init__("verl", tokenizer, context_length=context_length)
         if backend not in ("sglang", "vllm"):
             raise UsageError(
                 f"actor_rollout_ref.rollout.name={backend}: the agent loop needs sglang or vllm"
