@@ -212,8 +212,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     `UsageError` if the file cannot be read.
     """
     path = folder / FILE_NAME
+    if not path.is_file():
+        return {}
     try:
-        return dict(orjson.loads(path.read_bytes())["environments"]) if path.is_file() else {}
+        data = orjson.loads(path.read_bytes())
+        if data["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {data['schema_version']!r}, not {SCHEMA_VERSION}")
+        return dict(data["environments"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read ({error!r}): delete it; toolroll run writes it again"

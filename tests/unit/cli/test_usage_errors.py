@@ -51,10 +51,11 @@ FILES = {
 def _in_a_folder_of_its_own(here: Path) -> None:
     for name, text in FILES.items():
         (here / name).write_text(text)
-    for name in ("run", "torn", "odd"):
+    for name in ("run", "torn", "odd", "later"):
         Path(name).mkdir()
         Path(name, FILE_NAME).write_bytes(to_line(episode()))
     Path("torn", "summary.json").write_text('{"environments"')
+    Path("later", "summary.json").write_text('{"schema_version": 2, "environments": {}}')
     Path("odd", "run.json").write_text('{"schema_version": 1, "environments": {"pond": [1]}}')
 
 
@@ -114,6 +115,7 @@ def _in_a_folder_of_its_own(here: Path) -> None:
         ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
         (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has only pond"),
         (["view", "torn"], "torn/summary.json cannot be read ("),
+        (["view", "later"], "(ValueError('schema version 2, not 1')): delete it; toolroll run"),
         (["view", "odd"], "odd/run.json cannot be read ("),
         (["engine", "--port", "65536"], "--port: must be at most 65535"),
         (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),
