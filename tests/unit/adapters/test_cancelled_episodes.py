@@ -38,6 +38,17 @@ def all_are_closed(count: int = COUNT) -> bool:
     return len(Closing.opened) == count and len(set(Closing.closed)) == count
 
 
+def test_an_interrupt_of_trl_s_rollout_ends_its_episodes() -> None:
+    with holding(COUNT, interrupt) as engine:
+        rollout = make_rollout_func({**SETTINGS, "concurrency": COUNT}, engine=engine.url)
+        with pytest.raises(KeyboardInterrupt):
+            rollout(["0"] * COUNT, a_trainer())
+        assert all_are_closed()
+        output = rollout(["0"] * COUNT, a_trainer())  # the places of the others are free
+        assert output["toolroll_reward"] == [1.0] * COUNT
+        rollout.close()
+
+
 def test_an_interrupt_of_slime_s_rollout_ends_its_episodes(sample_type: Any, closing: None) -> None:
     with holding(COUNT, interrupt) as engine:
         args = arguments(**router_of(engine), toolroll_env=NAME, toolroll_concurrency=COUNT)
