@@ -21,6 +21,7 @@ from support.atropos_server import atropos_server
 from support.bare import borrowed, theirs
 from support.gradients import (
     ABORTED,
+    CLIP,
     PLAYED,
     SAMPLES,
     Script,
@@ -29,6 +30,8 @@ from support.gradients import (
     engine_of,
     gradient,
     per_token,
+    policy_of,
+    step,
     talk,
     terms,
     weighted,
@@ -56,6 +59,14 @@ def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
     forked = [(one.task, one.sample) for one in [*first, *second] if len(one.rows) > 1]
     assert forked == [(0, 2), (1, 0)]
     assert second[2].tokens == 0 and len(second[2].rows[0].ids) > 0
+    changed: list[bool] = []
+
+    def note(logps: Any, rollout: Any) -> Any:
+        changed.extend(((logps - rollout).exp() - 1).abs().gt(CLIP).tolist())
+        return logps.sum()
+
+    step(policy_of(world.folder), [(row, note) for one in [*first, *second] for row in one.rows])
+    assert 0.2 < sum(changed) / len(changed) < 0.8  # clipped
 
 
 # --- TRL ------------------------------------------------------------------------------------------

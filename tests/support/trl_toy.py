@@ -82,8 +82,7 @@ class InProcess(FrameworkEngine):
     """Samples one token a turn from `trainer.model`, at temperature 1."""
 
     def __init__(self, trainer: Any) -> None:
-        size = len(trainer.processing_class)
-        super().__init__("in-process", context_length=16_384, vocab_size=size)
+        super().__init__("in-process", trainer.processing_class, context_length=16_384)
         self._trainer = trainer
 
     async def sample(self, request: GenerateRequest) -> Sampled:
