@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -98,6 +99,15 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
     made = Tally()
     record_property("faults", made.counts)
     return made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Make asyncio's own event loops the default. The import of SGLang or AReaL makes uvloop's the
+    default, which do not have the tests' clock.
+    """
+    if not isinstance(asyncio.get_event_loop_policy(), asyncio.DefaultEventLoopPolicy):
+        asyncio.set_event_loop_policy(None)
 
 
 @pytest.hookimpl(wrapper=True)
