@@ -241,7 +241,14 @@ def test_settings_are_documented_and_refused_before_a_job() -> None:
     page = (Path(__file__).parents[3] / "docs" / "slime.md").read_text(encoding="utf-8")
     for name in SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
         assert f"`toolroll_{name}`" in page, name  # docs/settings.md has the others
-    others = {"other": 1, "seed": 1, "split": "969,30,1", "max_turns": 3, "env_args": None}
+    others = {
+        "other": 1,
+        "seed": 1,
+        "split": "969,30,1",
+        "chat_template": "x",
+        "max_turns": 3,
+        "env_args": None,
+    }
     settings = read_settings(Namespace(toolroll_env="desk", toolroll_max_turns=8, **others))
     assert settings == SlimeSettings(env="desk", max_turns=8)
     policy = {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}}

@@ -38,7 +38,7 @@ _DECIDED_BY = {
 }
 """What is set with slime's own options, by toolroll's name."""
 
-_NAMES_OF_OTHERS = frozenset({"seed", "split", "trust_remote_code"})
+_NAMES_OF_OTHERS = frozenset({"chat_template", "seed", "split", "trust_remote_code"})
 """Settings whose names are also those of Megatron's arguments, in slime's `args`."""
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
