@@ -23,7 +23,7 @@ from toolroll import Episode, Message, Status, Summary
 from toolroll.evaluation.export.exported_run import ExportedRun, is_graded
 from toolroll.evaluation.export.messages import calls_of, text_of
 from toolroll.evaluation.report import read_summary
-from toolroll.evaluation.viewer.data import reward_reason
+from toolroll.evaluation.reward_reason import reward_reason
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 

@@ -63,7 +63,7 @@ async def test_telecoms_floor() -> None:
     """In 20 of 114 tasks the assertions hold from the start; those ask for actions, so that
     doing nothing earns nothing.
     """
-    floor = await play_floor(TELECOM, TELECOM.tasks("base"), max_turns=5)
+    floor = await play_floor(TELECOM, TELECOM.tasks("base"), {"max_turns": 5})
     assert (floor.graded, floor.passed) == (114, 0)
     idle = Counter[tuple[bool, bool | None]]()
     for task in TELECOM.tasks("base"):

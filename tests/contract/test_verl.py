@@ -8,6 +8,8 @@ import importlib
 import inspect
 import json
 import os
+import pydoc
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,7 +29,7 @@ from toolroll.testing import (
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )
-from toolroll.trainers.verl.agent_loop import DEFAULTS, HARMLESS
+from toolroll.trainers.verl.agent_loop import DEFAULTS, HARMLESS, ToolrollAgentLoop
 from toolroll.trainers.verl.settings import VerlSettings
 
 pytest.importorskip("verl", reason="the peer `verl` is not installed")
@@ -206,6 +208,11 @@ def test_the_example_is_what_verl_takes() -> None:
     entries: Any = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
     (entry,) = entries
     assert entry["name"] == rollout.agent.default_agent_loop
+    assert pydoc.locate(entry["_target_"]) is ToolrollAgentLoop
+    page = (Path(__file__).parents[2] / "docs" / "verl.md").read_text(encoding="utf-8")
+    assert f"_target_: {entry['_target_']}\n" in page
+    keys = re.findall(r"^[a-z_.]+=\w+(?=$|  #)|(?<=`)\+data.*?=false(?=`)", page, re.MULTILINE)
+    assert len(keys) == 4 and ppo_config(keys).algorithm.adv_estimator == "grpo"
     assert VerlSettings.read(entry["settings"], where="settings").env == "desk"
     rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
     assert [row["extra_info"]["index"] for row in rows] == list(range(33))

@@ -177,6 +177,25 @@ def test_the_page_of_results_has_every_key_of_the_summary() -> None:
     assert report(Summary()).keys() == in_first_column(table)
 
 
+def keys_in(value: Any, path: str = "") -> Iterator[str]:
+    """Each key of the mapping `value` and of the mappings in it, as a path."""
+    for name, part in value.items() if isinstance(value, dict) else ():
+        yield f"{path}/{name}"
+        yield from keys_in(part, f"{path}/{name}")
+
+
+def test_the_page_of_results_shows_the_inner_keys_of_the_summary() -> None:
+    summary = Summary("bfcl")
+    for episode in read_episodes(ROOT / "tests" / "unit" / "runs" / "episodes-0.1.jsonl"):
+        summary.add(episode)
+    counted = "prompt_tokens executed_calls/add_contact invalid_calls/invalid_json"
+    summary.totals.update(dict.fromkeys(counted.split(), 1))
+    page = text_of("docs/results.md").partition("## summary.json")[2]
+    excerpt = page.partition("```text\n")[2].partition("```")[0].replace(", ...", "")
+    shown = json.loads(f"{{{','.join(excerpt.splitlines())}}}")
+    assert len(shown) == 5 and set(keys_in(shown)) <= set(keys_in(report(summary)))
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from toolroll.cli.audit import audit
-from toolroll.cli.display import Output, page_line, print_line, program, show_reports
+from toolroll.cli.display import Output, page_line, print_line, show_reports
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -29,6 +29,7 @@ from toolroll.cli.options import (
     used_options,
     with_parameters,
 )
+from toolroll.cli.outcomes import files_line, show_outcomes
 from toolroll.cli.serve_command import serve as serve_endpoint
 from toolroll.evaluation.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
@@ -36,9 +37,6 @@ from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.targets import is_target
 from toolroll.rollout.runtime.threads import end_within
 from toolroll.rollout.settings import EmbeddedEngineSettings
-
-if TYPE_CHECKING:
-    from toolroll.cli.run_command import Outcome
 
 T = TypeVar("T")
 EXIT_SECONDS = 10.0
@@ -141,7 +139,7 @@ def _play(
     with console.status("Starting"):  # imports take a second or two
         from toolroll.cli.run_command import run as run_environment
     outcome = _run(run_environment(settings, console, again))
-    _show({outcome.summary.env: outcome}, max_lost=settings.max_lost)
+    show_outcomes({outcome.summary.env: outcome}, console, max_lost=settings.max_lost)
 
 
 _ENV = typer.Argument(help=f"{help_of('env')} Or see --from, --config.", show_default=False)
@@ -389,7 +387,7 @@ def regrade(
     lines, lost = _run(regrade_folder(folder, out, env, trust=trust))
     if out.exists():  # no episode, no folder
         show_reports(read_summary(out), console)
-        lines.append(_files_line([str(out)]))
+        lines.append(files_line([str(out)]))
     for line in lines:
         print_line(console, line)
     if lost:
@@ -429,7 +427,7 @@ def demo(
     _one_blas_thread()
     from toolroll.cli.demo import run_demo
 
-    _show(_run(run_demo(console, out, samples=samples, seed=seed)), resumes=False)
+    show_outcomes(_run(run_demo(console, out, samples=samples, seed=seed)), console, resumes=False)
 
 
 def _one_blas_thread() -> None:
@@ -440,56 +438,6 @@ def _one_blas_thread() -> None:
     wait for the slowest one.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: float = 0.0) -> None:
-    """Print the results: a table, remarks, and the names of the files.
-
-    `results`: the outcomes by column title. `resumes`: True if the same command can continue the
-    run. `max_lost`: the share of the episodes that may lack a reward.
-
-    Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
-    episodes lack a reward. Raise the error that ended the run early.
-    """
-    outcomes = list(results.values())
-    show_reports({title: outcome.report for title, outcome in results.items()}, console)
-    folders = list(dict.fromkeys(str(run.folder) for run in outcomes if run.folder is not None))
-    if folders:
-        print_line(console, _files_line(folders))
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-    stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
-    if stopped is not None:
-        console.print(
-            "Stopped early; the same command continues from here."
-            if folders and resumes
-            else "Stopped early."
-        )
-        raise typer.Exit(128 + stopped)
-    failed = False
-    for outcome in outcomes:
-        name, lost = outcome.summary.env, outcome.report["lost"]
-        if lost["episodes"] and not outcome.summary.graded:
-            problem = "no episode has a reward"
-        elif lost["share"] > max_lost:
-            problem = (
-                f"{lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
-                f"--max-lost allows a share of {max_lost:g}"
-            )
-        else:
-            continue
-        failed = True
-        cause = f". The last aborted episode: {outcome.failure}" if outcome.failure else ""
-        print_line(console, f"{name}: {problem}{cause}")
-    if failed:
-        raise typer.Exit(1)
-
-
-def _files_line(folders: Sequence[str]) -> str:
-    """Return the line that says what the folders of runs contain, and how to view the first one."""
-    files = f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json; to view"
-    return f"{files} {'the first' if folders[1:] else 'them'}: {program()} view {folders[0]}"
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

@@ -32,8 +32,6 @@ from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Status
 
-_LIMITS = ("step_timeout", "max_observation_bytes")
-
 
 async def regrade_folder(
     folder: Path, out: Path, target: str | None, *, trust: bool = False
@@ -127,13 +125,8 @@ async def _regraded(
     summary, history = directory.summary, directory.provenance
     floor = None
     if had_floor:
-        floor = await play_floor(
-            factory,
-            [tasks[name] for name in planned if name in tasks],
-            max_turns=values.get("max_turns", 30),
-            episode_timeout=values.get("episode_timeout"),
-            limits={name: values[name] for name in _LIMITS if name in values},
-        )
+        left = [tasks[name] for name in planned if name in tasks]
+        floor = await play_floor(factory, left, values)
     part = report(summary, floor=floor, settings=settings, planned=planned, provenance=history)
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)

@@ -228,7 +228,7 @@ async def _play(
 
     async def play_do_nothing() -> None:
         nonlocal floor
-        floor = await _floor(plan, summary)
+        floor = await play_floor(plan.factory, _played(plan, summary), config.model_dump())
 
     if error is not None and not summary.episodes:
         raise error
@@ -278,22 +278,6 @@ async def _end(
             first = RunStoppedError(message, first.failure)
         return None, first
     return None, None
-
-
-async def _floor(plan: Plan, summary: Summary) -> Summary:
-    """Play the do-nothing baseline on the tasks in the result."""
-    config = plan.config
-    return await play_floor(
-        plan.factory,
-        _played(plan, summary),
-        max_turns=config.max_turns,
-        episode_timeout=config.episode_timeout,
-        pace_gc=config.pace_gc,
-        limits={
-            "step_timeout": config.step_timeout,
-            "max_observation_bytes": config.max_observation_bytes,
-        },
-    )
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:

@@ -18,6 +18,8 @@ from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Tool
 
 _CONCURRENCY = 8
+_RUNNER_LIMITS = {"max_turns", "episode_timeout", "pace_gc"}
+_AGENT_LIMITS = {"step_timeout", "max_observation_bytes"}
 
 
 class LeavingUser(UserSimulator):
@@ -38,26 +40,17 @@ class LeavingUser(UserSimulator):
 
 
 async def play_floor(
-    factory: EnvironmentFactory,
-    tasks: Sequence[Task],
-    *,
-    max_turns: int,
-    episode_timeout: float | None = None,
-    pace_gc: bool = True,
-    limits: Mapping[str, Any] | None = None,
+    factory: EnvironmentFactory, tasks: Sequence[Task], run: Mapping[str, Any]
 ) -> Summary:
-    """Play one do-nothing episode of each task, without an engine, and return their summary.
-    `limits`: settings of the agent, such as `step_timeout`.
+    """Play one do-nothing episode of each task, without an engine, and return their summary. `run`:
+    the settings of the run, whose limits the episodes have.
     """
     summary = Summary(factory.name)
-    settings = RunSettings(
-        concurrency=_CONCURRENCY,
-        max_turns=max_turns,
-        episode_timeout=episode_timeout,
-        pace_gc=pace_gc,
-    )
+    limits = {name: run[name] for name in _RUNNER_LIMITS & run.keys()}
+    settings = RunSettings(concurrency=_CONCURRENCY, **limits)
+    agent_settings = {name: run[name] for name in _AGENT_LIMITS & run.keys()}
     make, threads = agent_maker("do-nothing"), Threads(_CONCURRENCY)
     options = EnvironmentOptions(user=lambda seed: LeavingUser())
-    runner = Runner(factory, lambda: make(threads, limits or {}), settings, options)
+    runner = Runner(factory, lambda: make(threads, agent_settings), settings, options)
     await runner.run(tasks, summary.add)
     return summary

@@ -19,7 +19,7 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import FAREWELL, TextAgent
 from toolroll.evaluation.differences import excerpts, first_difference
 from toolroll.evaluation.do_nothing import LeavingUser
-from toolroll.evaluation.viewer.data import reward_reason
+from toolroll.evaluation.reward_reason import reward_reason
 from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply, ToolCall

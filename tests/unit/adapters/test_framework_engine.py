@@ -134,6 +134,18 @@ async def test_nothing_is_played_before_the_model_is_checked(
             assert engine.log == []
 
 
+class Saying(FrameworkEngine):
+    """Says `text` in each turn; without a text, it aborts the turn."""
+
+    def __init__(self, tokenizer: Any, text: str) -> None:
+        super().__init__("Trainer", tokenizer, context_length=4096)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        self.ids = [*ids, tokenizer.eos_token_id] if text else []
+
+    async def sample(self, request: GenerateRequest) -> Sampled:
+        return Sampled(self.ids, [-1.0] * len(self.ids), "stop" if self.ids else "abort")
+
+
 class BrokenEngine(FrameworkEngine):
     async def sample(self, request: GenerateRequest) -> Sampled:
         answer: dict[str, Any] = {}
@@ -157,6 +169,27 @@ async def test_an_adapters_wrong_settings_and_errors_are_named(
     assert "in sample" in result.info["error"]["traceback"]
     place = f"internal_error: KeyError: 'ids' ({__file__.rpartition('/')[2]}, line "
     assert place in caplog.text and "of task " in caplog.text
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "engine_abort"), ("<tool_call>", "invalid call")])
+async def test_an_episode_that_is_not_trained_is_logged_once_with_its_reason(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, text: str, words: str
+) -> None:
+    """A misspelled sampling parameter is refused first, whatever the engine would do with it."""
+    template = ChatTemplate(tokenizer)
+    model = Model(Saying(tokenizer, text), template, get_parser("hermes", template.encoder.control))
+    settings = EpisodeSettings(
+        env="desk", on_invalid_call="stop", agent_args={"mask_invalid": True}
+    )
+    player = EpisodePlayer(model, settings)
+    with pytest.raises(UsageError, match="no sampling parameter 'temprature'; did you mean 'temp"):
+        await player.play(3, {"temprature": 1.0})
+    await player.play(3, {"max_new_tokens": 8}, session_id="s")
+    await player.aclose()
+    logged = [record.message for record in caplog.records if "not trained" in record.message]
+    assert len(logged) == 1 and re.fullmatch(
+        f"episode s of task .+ is not trained: {words}", logged[0]
+    )
 
 
 async def test_the_adapter_of_the_page(tokenizer: Any) -> None:

@@ -27,11 +27,10 @@ from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.types import Completion, GenerateRequest, Status, StopReason, Trajectory
 from toolroll.testing import Fault, PolicyRequest, fault_at
-from toolroll.trainers import slime
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.parking import ParkableEpisode
 from toolroll.trainers.sequences import select_sequences
-from toolroll.trainers.slime import generate, read_settings, to_samples
+from toolroll.trainers.slime import SlimeSettings, generate, read_settings, to_samples
 from toolroll.trainers.slime.player import Player
 
 
@@ -240,16 +239,29 @@ async def test_what_cannot_be_played_is_refused_in_words(
 
 def test_settings_are_documented_and_refused_before_a_job() -> None:
     page = (Path(__file__).parents[3] / "docs" / "slime.md").read_text(encoding="utf-8")
-    for name in slime.SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
+    for name in SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
         assert f"`toolroll_{name}`" in page, name  # docs/settings.md has the others
-    assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
+    others = {
+        "other": 1,
+        "seed": 1,
+        "split": "969,30,1",
+        "chat_template": "x",
+        "max_turns": 3,
+        "env_args": None,
+    }
+    settings = read_settings(Namespace(toolroll_env="desk", toolroll_max_turns=8, **others))
+    assert settings == SlimeSettings(env="desk", max_turns=8)
     policy = {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}}
-    for settings, words in (
+    for given, words in (
         (policy, "only the setting policy"),
         ({"toolroll-max-turns": 8}, "did you mean 'toolroll_max_turns'"),
+        ({"env": "desk"}, "env has no effect: write toolroll_env"),
+        ({"toolroll_engine": "http://e:1"}, "use slime's --sglang-router-ip and --sglang-router-p"),
+        ({"toolroll_samples": 4}, "toolroll_samples .* use slime's --n-samples-per-prompt instead"),
+        ({"toolroll_episode_timeout": 9}, "only `toolroll run` has episode_timeout"),
     ):
         with pytest.raises(UsageError, match=words):
-            EpisodeSettings.checked(read_settings(Namespace(**settings)))
+            EpisodeSettings.checked(read_settings(Namespace(**given)))
 
 
 # --- images ---------------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ from toolroll import Action, ActionError, Episode, InteractionResult, Observatio
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
+from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.openai_baseline import make_baseline
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.environment import StepResult, Task
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, capped, describe
 from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import StopReason
@@ -186,6 +188,9 @@ async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
         ):
             result = await player.asolve(world, task=Task("t", 0))
             assert "max_observation_bytes (10)" in result.info["error"]["message"]
+    desk = load_environment("desk")
+    floor = await play_floor(desk, desk.tasks(desk.splits[0])[:1], config.model_dump())
+    assert floor.stop_reasons == {StopReason.ENVIRONMENT_ERROR: 1}
 
 
 # --- errors that quote megabytes ------------------------------------------------------------------

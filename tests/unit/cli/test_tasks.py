@@ -14,6 +14,7 @@ from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
 from toolroll.cli import demo
 from toolroll.cli.display import show_environments
 from toolroll.cli.tasks import task_row
+from toolroll.environments.bfcl.data import INSTALL as BFCL_INSTALL
 from toolroll.environments.desk import DESK
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
@@ -62,8 +63,9 @@ def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
     place = lines.index("tau-bench/retail, tau-bench/airline:")
     assert lines[place + 1].strip() == INSTALL
     assert sum(INSTALL in line for line in lines) == 1
-    page = (Path(__file__).parents[3] / "docs" / "tau-bench.md").read_text(encoding="utf-8")
-    assert f"\n{INSTALL}\n" in page
+    docs = Path(__file__).parents[3] / "docs"
+    assert f"\n{INSTALL}\n" in (docs / "tau-bench.md").read_text(encoding="utf-8")
+    assert f"`{BFCL_INSTALL}`" in (docs / "runs.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("here")

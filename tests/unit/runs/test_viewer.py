@@ -24,9 +24,10 @@ from toolroll import StopReason, UsageError
 from toolroll.cli.follow import follow, follow_app
 from toolroll.cli.view import page_title, view
 from toolroll.evaluation.export.dataset import sample_rows
+from toolroll.evaluation.reward_reason import reward_reason
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer import page as page_module
-from toolroll.evaluation.viewer.data import Pieces, reward_reason, row
+from toolroll.evaluation.viewer.data import Pieces, row
 from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.run_directory import RunDirectory

@@ -36,6 +36,9 @@ async def test_the_list_has_live_and_finished_sessions(tmp_path: Path) -> None:
         assert await bench.send(EXPORT, {}) == exported  # a retry
         trajectories = await bench.get("/sessions/s/trajectories")
         assert trajectories["error"]["code"] == "session_not_found"
+        file = re.escape(str(tmp_path / "episodes.jsonl"))
+        message = rf"the session 's' is finished: see {file}; give a reward before the end"
+        assert re.fullmatch(message, trajectories["error"]["message"])
         live, ended = (await bench.get("/sessions"))["data"]
     assert ended == {"session_id": "s", "sample": 0, "finished": True, "turns": 2}
     expected = {"session_id": "t", "finished": False, "turns": 2, "reward": 1.0}
@@ -69,10 +72,14 @@ async def test_an_export_that_cannot_be_is_refused(tmp_path: Path) -> None:
         status, answer = await bench.post(EXPORT, {})
         assert (status, answer["error"]["code"]) == (409, "no_folder")
         assert "--out" in answer["error"]["message"]
+        missing = (await bench.get("/sessions/x/trajectories"))["error"]["message"]
+        assert missing.startswith("there is no session 'x', or it is finished: GET /sessions lists")
     async with serve(out=tmp_path) as bench:
         await bench.create()
         assert (await bench.refusal(EXPORT, {}))[:2] == (409, "session_empty")
-        assert (await bench.refusal("/sessions/x/export", {}))[:2] == (404, "session_not_found")
+        status, answer = await bench.post("/sessions/x/export", {})
+        assert (status, answer["error"]["code"]) == (404, "session_not_found")
+        assert answer["error"]["message"] == "there is no session 'x': GET /sessions lists all"
 
 
 async def test_the_metrics_count_turns_tokens_errors_and_requests() -> None:

@@ -213,6 +213,11 @@ class SessionStore:
         self._compact()
         return self.written(*live.key)
 
+    def file_of(self, session_id: str) -> Path | None:
+        """Return the episode file if the session is finished, or is being finished."""
+        ended = any(session_id == name for name, _ in (*self.finished, *self._logs))
+        return self.path if ended else None
+
     def written(self, name: str, sample: int) -> dict[str, Any]:
         """Return the data about a finished session that clients get. `file` is the path of the
         episode file. It is None if the session had no answer.

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from toolroll.endpoint.conversation.completions import CompletionIndex
@@ -57,6 +58,10 @@ class Store(Protocol):
         returns the data about it that clients get. New requests must not find `live` any more. A
         failure is also logged.
         """
+        ...
+
+    def file_of(self, session_id: str) -> Path | None:
+        """Return the file of the finished session `session_id`, or None if there is none."""
         ...
 
 
@@ -190,13 +195,20 @@ class Sessions:
         self.check_open()
         live = self._sessions.get(check_id(session_id))
         if live is None:
-            raise ApiError(
-                404,
-                "session_not_found",
-                f"there is no session {session_id!r}, or it is finished",
-                param="session_id",
-            )
+            message = self._why_missing(session_id)
+            raise ApiError(404, "session_not_found", message, param="session_id")
         return self._touched(live)
+
+    def _why_missing(self, session_id: str) -> str:
+        if self._store is None:  # which would know the finished ones
+            return (
+                f"there is no session {session_id!r}, or it is finished: GET /sessions lists the "
+                "others; give a reward before the end"
+            )
+        file = self._store.file_of(session_id)
+        if file is None:
+            return f"there is no session {session_id!r}: GET /sessions lists all"
+        return f"the session {session_id!r} is finished: see {file}; give a reward before the end"
 
     def _touched(self, live: LiveSession) -> LiveSession:
         """Restart the idle time of `live`."""

@@ -20,7 +20,8 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Tool
 
 VERSION = "2026.3.23"
-INSTALL = f"pip install --no-deps bfcl-eval=={VERSION} && pip install mpmath"
+# mpmath first: after bfcl-eval, pip lists the dependencies that --no-deps left out
+INSTALL = f"pip install mpmath && pip install --no-deps bfcl-eval=={VERSION}"
 
 _TYPES: Mapping[str, str] = {
     **{name: name for name in "integer number string boolean array object".split()},

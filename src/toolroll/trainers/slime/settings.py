@@ -1,9 +1,9 @@
 """`SlimeSettings`: toolroll's settings in slime's `args`. This module also reads the arguments of
 slime that an episode needs.
 
-Invariants: an attribute named `toolroll_*` that is no setting is refused, and the error suggests
-the most similar name. Options of slime that toolroll does not support are refused before the first
-episode.
+Invariants: an attribute named `toolroll_*` that is no setting is refused, and the error names the
+option of slime that decides it, or the most similar setting. A setting without the prefix is
+refused too. Options of slime that toolroll does not support are refused before the first episode.
 """
 
 from __future__ import annotations
@@ -16,10 +16,30 @@ from pydantic import Field
 
 from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.settings import Affinity, RolloutArgs
+from toolroll.rollout.settings import Affinity, RolloutArgs, RunSettings
 from toolroll.trainers.episodes import EpisodeSettings
 
 PREFIX = "toolroll_"
+
+_DECIDED_BY = {
+    "engine": "--sglang-router-ip and --sglang-router-port",
+    "model": "--hf-checkpoint",
+    "samples": "--n-samples-per-prompt",
+    "sampling_params": "--rollout-temperature, --rollout-max-response-len ...",
+    "temperature": "--rollout-temperature",
+    "top_p": "--rollout-top-p",
+    "top_k": "--rollout-top-k",
+    "max_new_tokens": "--rollout-max-response-len",
+    "stop": "--rollout-stop",
+    "stop_token_ids": "--rollout-stop-token-ids",
+    "sampling_seed": "--sglang-enable-deterministic-inference",
+    "return_routed_experts": "--use-rollout-routing-replay",
+    "tasks": "--prompt-data",
+}
+"""What is set with slime's own options, by toolroll's name."""
+
+_NAMES_OF_OTHERS = frozenset({"chat_template", "seed", "split", "trust_remote_code"})
+"""Settings whose names are also those of Megatron's arguments, in slime's `args`."""
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """Sampling parameters of slime that affect only the text of an answer, which is not used here."""
@@ -63,11 +83,9 @@ class SlimeSettings(EpisodeSettings):
 
 def read_settings(args: Any) -> SlimeSettings:
     """Return the settings in `args` (a Namespace). Where toolroll's own setting is not set, slime's
-    option is used. Raise `UsageError` if a setting is unknown or not valid.
+    option is used. Raise `UsageError` if a setting is unknown, not valid or without the prefix.
     """
-    for name in vars(args):
-        if name.startswith("toolroll-"):
-            raise UsageError(f"{name} is not a setting; did you mean {name.replace('-', '_')!r}?")
+    _check_names(args)
     values = {
         name.removeprefix(PREFIX): value
         for name, value in vars(args).items()
@@ -82,6 +100,27 @@ def read_settings(args: Any) -> SlimeSettings:
         concurrency=int(attribute(args, "sglang_server_concurrency", 64)) * max(1, int(engines)),
         seed=attribute(args, "rollout_seed"),
     )
+
+
+def _check_names(args: Any) -> None:
+    """Raise `UsageError` for a setting without the prefix, and for one that slime decides."""
+    ours = SlimeSettings.model_fields.keys()
+    for key, value in vars(args).items():
+        if key.startswith("toolroll-"):
+            raise UsageError(f"{key} is not a setting; did you mean {key.replace('-', '_')!r}?")
+        if value is None:
+            continue
+        name = key.removeprefix(PREFIX)
+        if name == key:
+            other = option_name(key)
+            if key in ours - _NAMES_OF_OTHERS and attribute(args, other) is None:
+                raise UsageError(
+                    f"{key} has no effect: write {other} (if other code reads {key}, set both)"
+                )
+        elif name in _DECIDED_BY:
+            raise UsageError(f"{key} is not a setting: use slime's {_DECIDED_BY[name]} instead")
+        elif name in RunSettings.model_fields.keys() - ours:
+            raise UsageError(f"{key} is not a setting: only `toolroll run` has {name}")
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:

@@ -13,10 +13,9 @@ from typing import Any
 
 from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.session.session import CONTEXT
 from toolroll.rollout.types import StopReason
 from toolroll.trainers.driven import DrivenPlayer, TurnByTurn
-from toolroll.trainers.episodes import why_aborted
+from toolroll.trainers.episodes import excluded, why_aborted
 
 STOP_REASONS = {
     StopReason.DONE: "completed",
@@ -120,11 +119,9 @@ def _outcome(result: InteractionResult) -> tuple[float, dict[str, float]]:
     """
     if result.reward is None:
         raise RolloutError(f"the episode was aborted: {why_aborted(result)}")
-    turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
-    reasons = {turn.excluded for turn in turns} - {None, CONTEXT}
-    if reasons:
+    if reasons := excluded(result):
         raise RolloutError(
-            f"the episode has turns that must not be trained ({', '.join(map(str, reasons))}), and "
+            f"the episode has turns that must not be trained ({', '.join(reasons)}), and "
             "tinker-cookbook would train them"
         )
     metrics = {f"toolroll/{name}": value for name, value in result.metrics.items()}

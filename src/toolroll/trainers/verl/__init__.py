@@ -2,7 +2,7 @@
 `actor_rollout_ref.rollout.agent.agent_loop_config_path`.
 
     - name: toolroll
-      _target_: toolroll.trainers.verl.agent_loop.ToolrollAgentLoop
+      _target_: toolroll.trainers.verl.ToolrollAgentLoop
       settings: {env: desk}
 
 Rules:
