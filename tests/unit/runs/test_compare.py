@@ -113,6 +113,25 @@ def test_runs_that_differ_elsewhere_are_refused(kind: str, settings: Any, proven
     assert sorted(named) == sorted({**settings, **provenance})
 
 
+@pytest.mark.parametrize("allowed", [[], ["benchmark"]])
+@pytest.mark.parametrize("ids", ["t", "h"])
+def test_runs_of_other_tasks_are_told_what_to_play(ids: str, allowed: list[str]) -> None:
+    """No option makes a pair: not if the names of tasks are the same by chance, either."""
+    base = folder("a", [replace(one, task_hash="test") for one in many(4, 2)], split="test")
+    others = played({f"{ids}-0": [1.0], f"{ids}-1": [0.0]})
+    others = [replace(one, task_hash="held-out") for one in others]
+    other = folder("b", others, split="held-out", model="new")
+    with pytest.raises(UsageError) as refused:
+        comparison(base, other, allowed=allowed)
+    assert str(refused.value).splitlines() == [
+        "pond: the runs have no task in common:",
+        "  baseline, a: split test, 4 tasks, such as t-0",
+        f"  candidate, b: split held-out, 2 tasks, such as {ids}-0",
+        "Play the baseline's tasks with the candidate's model, and compare this:",
+        "  toolroll run pond --from a --model new --out FOLDER",
+    ]
+
+
 def test_another_model_is_what_is_compared() -> None:
     base = folder("a", many(4, 2))
     other = folder("b", many(4, 2), model="other", top_p=0.5, processes=2)
@@ -288,7 +307,7 @@ def test_numbers_have_no_exponent_and_there_is_no_negative_zero() -> None:
     [
         (["a"], "give at least two folders"),
         (["a", "empty"], "holds no episodes.jsonl"),
-        (["a", "lake"], "no environment in common"),
+        (["a", "lake"], "no environment in common: pond; lake\n.* pond --from a --model MODEL"),
         (["a", "a", "--allow-different", "sampling"], "the names are template, tokenizer, user"),
         *(
             (["a", "a", option, "2"], f"{option} is 2, in rewards, .* differ by at most 1")
@@ -297,11 +316,11 @@ def test_numbers_have_no_exponent_and_there_is_no_negative_zero() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_named(arguments: list[str], words: str) -> None:
-    folder("a", many(2, 1))
+    folder("a", many(2, 1), split="test")
     Path("empty").mkdir()
     with RunDirectory(Path("lake"), "lake", SETTINGS) as run:
         run.append(episode(env="lake"))
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=f"(?s){words}"):
         toolroll("compare", *arguments)
 
 
