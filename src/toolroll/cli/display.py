@@ -230,7 +230,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),
     (
-        "time (last command)",
+        "time",
         lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s",
     ),
 )
