@@ -297,9 +297,12 @@ def test_the_page_has_the_whole_output() -> None:
     """Of two runs of 40 tasks, in three of which the rewards differ."""
     before = {f"t-{task:02}": [float(task < 25), float(task < 20)] for task in range(40)}
     names = "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors seconds"
-    numbers = (6.4, 9120, 412, 4.15, 0.125, 0.3, 23.25), (6.2, 8904, 398, 4.1, 0.05, 0.275, 22.5)
-    metrics = [dict(zip(names.split(), side, strict=True)) for side in numbers]
-    sampling = {"temperature": 0.6, "max_new_tokens": 32768, "split": "test"}
+    numbers = (
+        (6.4, 9120.0, 412.0, 4.15, 0.125, 0.3, 23.25),
+        (6.2, 8904.0, 398.0, 4.1, 0.05, 0.275, 22.5),
+    )
+    metrics = [dict(zip(map(str, names.split()), side, strict=True)) for side in numbers]
+    sampling: dict[str, Any] = {"temperature": 0.6, "max_new_tokens": 32768, "split": "test"}
     folder("out/base", played(before, metrics[0]), model="Qwen/Qwen3-8B", **sampling)
     changes = {"t-04": [0.0, 0.0], "t-07": [1.0, 0.0], "t-31": [1.0, 0.0]}
     after = played(before | changes, metrics[1])
