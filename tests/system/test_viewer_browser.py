@@ -293,6 +293,24 @@ def test_invalid_calls_tools_and_the_reason_are_shown(browser: Browser, tmp_path
         assert '"x": 1' in page.inner_text(".tool")
 
 
+def test_a_reason_has_a_column_if_a_shown_episode_has_one(browser: Browser, tmp_path: Path) -> None:
+    """It is not cut if there is room beside the names of the tasks."""
+    info = {"failure": "the member was not told what is due"}
+    failed = [episode(f"t-{n}", 0, 0.0, info=info) for n in range(3)]
+    rows = [*failed, *(episode(f"t-{n}", 1, 1.0, metrics={"turns": n}) for n in range(3))]
+    path = written(tmp_path, *rows)
+    with opened(browser, path, viewport={"width": 1400, "height": 900}) as page:
+        names = page.locator("#head button")
+        assert "Reason" in names.all_text_contents()
+        cell = page.locator("#rows .c-reason").first
+        assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth"), "not cut"
+        page.select_option("#filter-reward", "pass")
+        expect(names.filter(has_text="Reason")).to_have_count(0)
+        expect(page.locator("#left-out")).not_to_contain_text("reason")
+        page.select_option("#filter-reward", "")
+        expect(names.filter(has_text="Reason")).to_have_count(1)
+
+
 def test_the_keyboard_reaches_all_and_the_focus_is_kept(browser: Browser, samples: Path) -> None:
     with opened(browser, samples) as page:
         focused = "document.activeElement.id"
@@ -363,7 +381,7 @@ def test_two_runs_are_side_by_side_with_flips_first(browser: Browser, compared: 
             expect(page.locator("#detail h2")).to_have_text([title("task-number-0017")] * 2)
 
 
-@pytest.mark.parametrize("width", [820, 1440])
+@pytest.mark.parametrize("width", [820, 1280])
 def test_the_table_fits_its_widened_pane(browser: Browser, compared: Path, width: int) -> None:
     fits = "grid.scrollWidth <= list.clientWidth"
     with opened(browser, compared, viewport={"width": width, "height": 900}) as page:

@@ -20,6 +20,10 @@ EXIT_STATUS = {"worse": 3, "inconclusive": 4}
 """The exit status of a failed gate by verdict."""
 _HEADER = ("", "baseline", "candidate", "difference [95 %]")
 _RULE = ("---", *["---:"] * 3)
+_DIGITS = {"aborted": 0, "user cost (mean)": 4} | {
+    f"{kind} tokens (mean)": 0 for kind in ("prompt", "completion")
+}
+"""The decimals of a row of the table, if they are not two."""
 _MOST_TASKS = 8
 _LEAST = (
     "the differences vary little between tasks: the interval is as wide as if one task had changed "
@@ -76,7 +80,7 @@ def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
     rows = [_HEADER, *([_RULE] if markdown else []), *_rows(comparison)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
-        " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
     lines = _lines(comparison)
@@ -86,25 +90,25 @@ def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
     return "\n".join([title, "", *table, "", *lines, ""])
 
 
-def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rates = {"reward (mean)": comparison["reward"]} | {
         f"pass^{k}": part for k, part in comparison["pass^k"].items()
     }
     interval = "{difference:+z.3f} [{low:+z.3f}, {high:+z.3f}]".format_map
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, f"{part['base']:.3f}", f"{part['candidate']:.3f}", interval(part))
         for name, part in rates.items()
     ]
     usage = {f"{name.replace('_', ' ')} (mean)": part for name, part in comparison["usage"].items()}
     usage["aborted"] = comparison["coverage"]["aborted"]
     return rows + [
-        (name, _amount(part["base"]), _amount(part["candidate"]), "")
+        (name, *(f"{part[side]:,.{_DIGITS.get(name, 2)}f}" for side in ("base", "candidate")), "")
         for name, part in usage.items()
     ]
 
 
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def _p(value: float) -> str:
+    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
 
 
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
@@ -129,7 +133,7 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     if (mcnemar := comparison["mcnemar"]) is not None:
         lines.append(
             "tasks that passed only in the baseline: {worse}, only in the candidate: {better} "
-            "(McNemar's exact test: p = {p:.3g})".format_map(mcnemar)
+            f"(McNemar's exact test: {_p(mcnemar['p'])})".format_map(mcnemar)
         )
     if power := comparison.get("power_for"):
         lines.append(
@@ -139,9 +143,8 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     if equivalence := comparison.get("equivalence"):
         answer = "" if equivalence["p"] <= SIGNIFICANT else "not "
         lines.append(
-            f"{answer}shown to differ by less than {{margin:g}} (p = {{p:.3g}})".format_map(
-                equivalence
-            )
+            f"{answer}shown to differ by less than {equivalence['margin']:g} "
+            f"({_p(equivalence['p'])})"
         )
     for name, tasks in comparison["changed"].items():
         if tasks:
@@ -160,7 +163,7 @@ def _verdict(verdict: str, *, limit: float, p_holm: float, **_: Any) -> str:
         "better": "rose",
         "inconclusive": f"may have fallen{more}, or not" if limit else "may have changed, or not",
     }
-    p_value = f"p = {p_holm:.3g} if it {f'fell by {-limit:g}' if limit else 'did not change'}"
+    p_value = f"{_p(p_holm)} if it {f'fell by {-limit:g}' if limit else 'did not change'}"
     return f"{verdict}: the mean reward {phrases[verdict]} ({p_value})"
 
 

@@ -15,9 +15,10 @@ from rich.console import Console
 from toolroll.cli.display import print_line
 from toolroll.cli.run_command import Outcome, play
 from toolroll.cli.view import PAGE_NAME
+from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.report import FILE_NAME as SUMMARY_NAME
 from toolroll.evaluation.run_config import RunConfig
-from toolroll.evaluation.run_setup import Plan, served_agents
+from toolroll.evaluation.run_setup import Plan, identified, served_agents
 from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
@@ -83,6 +84,7 @@ def _parts(
             env=env,
             split=split,
             env_args=env_args,
+            tasks=f"0-{HELD_OUT - 1}" if split == "held-out" else None,
             engine="http://127.0.0.1",
             model=model,
             parser="hermes",
@@ -92,8 +94,7 @@ def _parts(
             seed=seed,
             out=folder,
         )
-        tasks = choose_tasks(factory, split, None)
-        parts.append((title, config, tasks[:HELD_OUT] if split == "held-out" else tasks))
+        parts.append((title, config, choose_tasks(factory, split, config.tasks)))
     return parts
 
 
@@ -117,7 +118,8 @@ async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) ->
         async with Model.from_args(config, tokenizer=engine.tokenizer) as served:
             agents = served_agents(config, served)
             options = EnvironmentOptions()
-            plan = Plan(config, factory, tasks, agents, options, config.identity, served)
+            plan = Plan(config, factory, tasks, agents, options, {}, served)
+            plan = identified(plan, FilesRead(config.env))
             return await play(plan, console, produced_by=_policy(config))
 
 

@@ -21,7 +21,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -120,11 +119,12 @@ class RunDisplay:
             MofNCompleteColumn(),
             TextColumn("elapsed"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("left {task.fields[left]}"),
             expand=True,
         )
-        self._task = self._progress.add_task(self._name, total=total, completed=summary.episodes)
+        self._task = self._progress.add_task(
+            self._name, total=total, completed=summary.episodes, left="-"
+        )
         self._live = Live(console=console, get_renderable=self._lines)
 
     def __enter__(self) -> RunDisplay:
@@ -141,15 +141,17 @@ class RunDisplay:
         self._turns += episode.result.metrics.get("turns", 0.0)
         self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
         self._shown += 1
-        self._progress.update(self._task, advance=1)
         seconds = time.perf_counter() - self._began
+        # Short episodes end first: until 5 % have ended, and 5 episodes, an estimate is noise.
+        known = self._shown >= min(self._left, max(5, self._left / 20))
+        left = _time((self._left - self._shown) * seconds / self._shown) if known else "-"
+        self._progress.update(self._task, advance=1, left=left)
         if not self._console.is_terminal and (
             self._shown == self._left or seconds >= self._next_line
         ):
             self._next_line = seconds + max(_SECONDS, seconds / 10)
-            time_left = _time((self._left - self._shown) * seconds / self._shown)
             done = f"{self._name}: {self.summary.episodes}/{self._total}"
-            print_line(self._console, f"{done}  {self._state()}  {time_left} left")
+            print_line(self._console, f"{done}  {self._state()}{f'  {left} left' * known}")
 
     def _lines(self) -> Group:
         """Return the bar, and below it what has no room beside it."""
@@ -230,7 +232,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),
     (
-        "time (last command)",
+        "time",
         lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s",
     ),
 )

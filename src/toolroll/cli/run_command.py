@@ -241,7 +241,8 @@ async def _play(
         summary,
         floor=floor,
         settings=plan.identity,
-        seconds=display.seconds,
+        # also of earlier commands, except those that were killed
+        seconds=display.seconds + ((earlier.get("seconds") if before else None) or 0.0),
         planned={task.id: config.samples for task in plan.tasks},
         allow_unequal=config.allow_unequal,
         provenance=history,

@@ -50,9 +50,8 @@ def report(
 ) -> dict[str, Any]:
     """Return the part of `summary.json` for one environment.
 
-    `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time of the
-    latest run in the folder. `planned`: the number of samples of each task in a finished run.
-    `provenance`: as in `run.json`.
+    `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time.
+    `planned`: the number of samples of each task in a finished run. `provenance`: as in `run.json`.
     """
     rewards, sizes = summary.rewards, summary.sizes(planned)
     total = sum(sizes.values())

@@ -55,7 +55,12 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     read = FilesRead(config.env)
     plan = await _opened(config, stack)
     _check_tasks(plan)
-    factory, served = plan.factory, plan.served
+    return identified(plan, read)
+
+
+def identified(plan: Plan, read: FilesRead) -> Plan:
+    """Return `plan` with its identity, and with the files that the environment has `read`."""
+    config, factory, served = plan.config, plan.factory, plan.served
     tasks = plan.tasks if config.tasks is None else choose_tasks(factory, config.split, None)
     recorded = {} if config.out is None else read_settings(config.out).get(factory.name, {})
     environment = {
@@ -70,7 +75,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         if served is None
         else {"template": served.template.fingerprint, "parser": served.parser.name}
     )
-    return replace(plan, identity=plan.config.identity | environment | template, read=read)
+    return replace(plan, identity=config.identity | environment | template, read=read)
 
 
 async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:

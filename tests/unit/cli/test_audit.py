@@ -20,6 +20,7 @@ from support.published_example import example_folder
 from support.qwen import tokenizer_for, trl_template
 from support.source import ROOT
 
+from toolroll import UsageError
 from toolroll.rollout.types import Message
 
 TOKEN_AFTER = "the token after each stop token is trained"
@@ -59,7 +60,7 @@ def test_clean_rows_and_what_is_not_checked(folder: Path, played: Played) -> Non
 
 
 def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
-    """The page has the same drawing, and the fault is red in it."""
+    """The page has the same lines, and the fault is marked in it."""
     command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
     model, page = ("--model", folder / "model"), folder / "audit.html"
     done = toolroll(*command, *model)
@@ -68,17 +69,27 @@ def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
     assert text.startswith("1 of 2 rows have a fault\n")
     assert "trained, but not sampled: 1 row (50.0%), 3 places\n" in text
     assert f"{folder / 'rows.jsonl'}, row 1, tokens " in text
-    assert "<|im_end|>>>\\n<<<|im_start|>user" in text  # the newline is the fault
-    # without a tokenizer, as ids
-    assert "<|im_end|>" not in toolroll(*command).stdout
+    drawn = re.search(r"^  before: (.*)\n   fault: (.*)\n   after: (.*)\n", text, re.MULTILINE)
+    assert drawn is not None
+    assert drawn[1].endswith("<|im_end|>") and drawn[2] == "\\n"  # the newline is the fault
+    assert drawn[3].startswith("<|im_start|>user")
+    without = toolroll(*command).stdout
+    assert "<|im_end|>" not in without and "shown; --model decodes the ids)" in without
     done = toolroll(*command, *model, "--html", page, "--json")
     assert done.exit_code == 1 and "audit.html: 0.0 MB; open it in a browser" in done.stderr
-    whole = page.read_text(encoding="utf-8")
-    [drawing] = re.findall(r"<code[^>]*>(.*)</code>", whole, re.DOTALL)
-    drawn = html.unescape(re.sub(r"<[^>]*>", "", drawing))
-    assert drawn.replace("\n", "") == text.replace("\n", "")
-    [red] = re.findall(r"^\.(r\d+) {[^}]*background-color: #800000", whole, re.MULTILINE)
-    assert set(re.findall(rf'<span class="{red}">([^<]*)</span>', drawing)) == {"\\n"}
+    shown = page.read_text(encoding="utf-8").partition("<main>")[2]
+    tokens = re.findall(r'<div class="tokens">(.*)</div>', shown)[0]
+    assert html.unescape(re.sub(r"<[^>]*>", "", tokens)) == drawn[1] + drawn[2] + drawn[3]
+    assert re.findall(r'<span class="trained fault">([^<]*)</span>', tokens) == ["\\n"]
+    assert "<h2>trained, but not sampled</h2>\n<p>1 row (50.0%), 3 places</p>" in shown
+    assert f"<p>{html.escape(text.splitlines()[1])}</p>" in shown
+
+
+def test_another_tokenizer_is_an_error(played: Played, folder: Path) -> None:
+    other = ("audit", folder / "clean.jsonl", "--model", "embedded")
+    for more in ((), ("--requests", folder / "log")):
+        with pytest.raises(UsageError, match="--model embedded: the turns and messages of no row"):
+            toolroll(*other, *more)
 
 
 def test_as_json(folder: Path) -> None:
@@ -106,9 +117,16 @@ def test_rows_that_train_nothing_or_lack_tools_are_named(played: Played, folder:
 
 
 def test_a_runs_folder_and_its_own_record(tmp_path: Path) -> None:
+    """Its `run.json` names the tokenizer."""
     run = write_run(tmp_path / "run", varied())
     done = toolroll("audit", run, "--requests", run)
     assert done.exit_code == 0
+    file, rows = run / "run.json", tmp_path / "rows.jsonl"
+    write(rows, [{"input_ids": [*range(100, 120)], "loss_mask": [1] * 20}])
+    file.write_text(file.read_text().replace('"tiny"', '"embedded"'))
+    assert " 101 102 " not in toolroll("audit", rows, "--requests", run).stdout
+    file.unlink()
+    assert " 101 102 " in toolroll("audit", rows, "--requests", run).stdout
 
 
 # --- a loop that makes its tokens as slime's tau-bench example does -------------------------------

@@ -46,6 +46,9 @@ def test_lines_in_no_terminal(monkeypatch: pytest.MonkeyPatch, minutes: float, c
     assert abs(len(lines) - count) <= 2
     assert lines[-1].startswith("pond: 1000/1000  reward 0.500  ")
     assert all(words in lines[-1] for words in ("episodes/s", "tok/s", "0:00 left"))
+    for line in lines:  # an estimate when 5 % have ended
+        ended, left = int(line[6:].partition("/")[0]), line.partition("tok/s  ")[2]
+        assert bool(left) == (ended >= 50)
 
 
 @pytest.mark.parametrize("earlier", [39, 40])
@@ -85,7 +88,7 @@ def lines_of(text: str) -> list[str]:
 def test_80_columns_hold_a_bar_and_the_times_with_their_names() -> None:
     name = "bfcl/multi_turn_base"
     bar, numbers = lines_of(shown(name, total=200, force_terminal=True, width=80))[-2:]
-    times = r"elapsed \d:\d\d:\d\d left 0:00:00"
+    times = r"elapsed \d:\d\d:\d\d left 0:00"
     assert re.fullmatch(rf"{name} ━{{15,}} 200/200 {times}", bar)
     rates = r"[\d,.]+ episodes/s  [\d,.]+ turns/s  [\d,]+ tok/s"
     assert re.fullmatch(rf"reward 0\.500  {rates}", numbers)
@@ -96,17 +99,18 @@ def test_the_rates_and_the_time_left_are_of_this_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(display, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     sampled = (5, 50)  # by an earlier run of the same model
     summary.add(episode(sample=9))
-    with RunDisplay(Console(file=out, width=160), summary, 4, lambda: sampled) as shows:
-        for now, counts in ((130.0, (5, 50)), (160.0, (45, 450)), (190.0, (5, 50))):
-            clock.now, sampled = now, counts
-            found = episode(sample=int(now), metrics={"turns": 3.0, "completion_tokens": 20.0})
+    times = (130.0, *[145.0] * 4, 160.0, 190.0)
+    with RunDisplay(Console(file=out, width=160), summary, 21, lambda: sampled) as shows:
+        for sample, now in enumerate(times):
+            clock.now, sampled = now, (45, 450) if now == 160.0 else (5, 50)
+            found = episode(sample=sample, metrics={"turns": 3.0, "completion_tokens": 20.0})
             summary.add(found)
             shows.show(found)
     assert shows.seconds == 90.0
     assert out.getvalue().splitlines() == [
-        "pond: 2/4  reward 1.000  0.0 episodes/s  0.1 turns/s  1 tok/s  1:00 left",
-        "pond: 3/4  reward 1.000  0.0 episodes/s  0.7 turns/s  7 tok/s  0:30 left",
-        "pond: 4/4  reward 1.000  0.0 episodes/s  0.1 turns/s  1 tok/s  0:00 left",
+        "pond: 2/21  reward 1.000  0.0 episodes/s  0.1 turns/s  1 tok/s",
+        "pond: 7/21  reward 1.000  0.1 episodes/s  0.7 turns/s  7 tok/s  2:20 left",
+        "pond: 8/21  reward 1.000  0.1 episodes/s  0.2 turns/s  2 tok/s  2:47 left",
     ]
 
 

@@ -223,6 +223,16 @@ def test_a_complete_run_shows_its_table_without_an_engine(run: Any) -> None:
         toolroll(*dead)
 
 
+def test_the_time_is_that_of_all_commands(run: Any) -> None:
+    run("--tasks", 0, "--out", OUT)
+    file = OUT / "summary.json"
+    found = json.loads(file.read_text())
+    found["environments"]["desk"]["seconds"] = 5000.0
+    file.write_text(json.dumps(found))
+    table = rows(run("--tasks", "0-1", "--out", OUT))
+    assert summary()["seconds"] > 5000.0 and table["time"] == f"{summary()['seconds']:.1f} s"
+
+
 def test_the_command_line_overrules_a_file_of_settings(engine: EmbeddedEngine) -> None:
     file = Path("run.yaml")
     file.write_text(

@@ -16,6 +16,7 @@ from toolroll.cli.display import show_environments
 from toolroll.cli.tasks import task_row
 from toolroll.environments.bfcl.data import INSTALL as BFCL_INSTALL
 from toolroll.environments.desk import DESK
+from toolroll.evaluation.environment_identity import environment_identity
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import choose_tasks
@@ -97,8 +98,9 @@ def test_a_demo_records_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not page.exists()
 
     def recorded(folder: str, env: str, *names: str) -> list[Any]:
-        [entry] = json.loads((tmp_path / folder / "run.json").read_text())["provenance"][env]
-        return [entry[name] for name in names]
+        file = json.loads((tmp_path / folder / "run.json").read_text())
+        [entry] = file["provenance"][env]
+        return [(entry | file["environments"][env])[name] for name in names]
 
     names = ("policy", "weights_sha256", "engine_model_path", "weight_version")
     weights = hashlib.sha256((desk_model_path() / "model.safetensors").read_bytes()).hexdigest()
@@ -106,5 +108,8 @@ def test_a_demo_records_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         model = ["desk-1m", weights, str(desk_model_path()), "default"]
         assert recorded(folder, "desk", *names) == model
         assert len(recorded(folder, "desk", "tokenizer_sha256")[0]) == 64
+        [identity] = recorded(folder, "desk", "environment")  # as `toolroll run` records it
+        whole = DESK.tasks("held-out") if "held-out" in folder else DESK.tasks("test")[:1]
+        assert identity == environment_identity("desk", DESK, whole)
     scripted = "reference actions, with a mistake in 30% of the episodes"
     assert recorded("demo", "bfcl/multi_turn_base", *names[:3]) == [scripted, None, "embedded"]

@@ -5,6 +5,7 @@ interval: it holds the true difference of simulated benchmarks, and sees it, as 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pytest
 from support.commands import toolroll
 from support.results import episode
+from support.source import ROOT
 
 from toolroll import Episode, StopReason, UsageError
 from toolroll.evaluation.compare import Question, compare, read_runs
@@ -111,6 +113,25 @@ def test_runs_that_differ_elsewhere_are_refused(kind: str, settings: Any, proven
     assert f"{kind}: {kind}:" not in str(refused.value)
     named = [line.partition(":")[0] for line in comparison(base, other, allowed=[kind])["settings"]]
     assert sorted(named) == sorted({**settings, **provenance})
+
+
+@pytest.mark.parametrize("allowed", [[], ["benchmark"]])
+@pytest.mark.parametrize("ids", ["t", "h"])
+def test_runs_of_other_tasks_are_told_what_to_play(ids: str, allowed: list[str]) -> None:
+    """No option makes a pair: not if the names of tasks are the same by chance, either."""
+    base = folder("a", [replace(one, task_hash="test") for one in many(4, 2)], split="test")
+    others = played({f"{ids}-0": [1.0], f"{ids}-1": [0.0]})
+    others = [replace(one, task_hash="held-out") for one in others]
+    other = folder("b", others, split="held-out", model="new")
+    with pytest.raises(UsageError) as refused:
+        comparison(base, other, allowed=allowed)
+    assert str(refused.value).splitlines() == [
+        "pond: the runs have no task in common:",
+        "  baseline, a: split test, 4 tasks, such as t-0",
+        f"  candidate, b: split held-out, 2 tasks, such as {ids}-0",
+        "Play the baseline's tasks with the candidate's model, and compare this:",
+        "  toolroll run pond --from a --model new --out FOLDER",
+    ]
 
 
 def test_another_model_is_what_is_compared() -> None:
@@ -258,7 +279,7 @@ def test_the_table_and_the_markdown_have_the_same_rows() -> None:
         "candidate: model tiny, temperature 1.0, top_p 0.5",
         "+0.025 [",
         "compared: 40 of 40 tasks, 40 of 40 samples",
-        "only in the baseline: 1, only in the candidate: 2 (McNemar's exact test: p = 1)",
+        "only in the baseline: 1, only in the candidate: 2 (McNemar's exact test: p = 1.000)",
         "shown to differ by less than 0.5",
         "a true difference of 0.03 would be found in ",
         "the mean reward may have changed, or not (p = 0.",
@@ -272,12 +293,32 @@ def test_the_table_and_the_markdown_have_the_same_rows() -> None:
     assert {line.count("|") for line in rows} == {5}
 
 
+def test_the_page_has_the_whole_output() -> None:
+    """Of two runs of 40 tasks, in three of which the rewards differ."""
+    before = {f"t-{task:02}": [float(task < 25), float(task < 20)] for task in range(40)}
+    names = "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors seconds"
+    numbers = (
+        (6.4, 9120.0, 412.0, 4.15, 0.125, 0.3, 23.25),
+        (6.2, 8904.0, 398.0, 4.1, 0.05, 0.275, 22.5),
+    )
+    metrics = [dict(zip(map(str, names.split()), side, strict=True)) for side in numbers]
+    sampling: dict[str, Any] = {"temperature": 0.6, "max_new_tokens": 32768, "split": "test"}
+    folder("out/base", played(before, metrics[0]), model="Qwen/Qwen3-8B", **sampling)
+    changes = {"t-04": [0.0, 0.0], "t-07": [1.0, 0.0], "t-31": [1.0, 0.0]}
+    after = played(before | changes, metrics[1])
+    folder("out/new", after, model="out/checkpoint", **sampling)
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    command, output = re.findall(r"^```\w+\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:2]
+    found = toolroll(*command.splitlines()[-1].split()[1:])
+    assert found.stdout.strip() == output.strip().replace("desk: ", "pond: ", 1)
+
+
 def test_numbers_have_no_exponent_and_there_is_no_negative_zero() -> None:
-    metrics = {"prompt_tokens": 58_540.0, "turns": 8.595, "invalid_calls": 0.12121}
+    metrics = {"prompt_tokens": 58_540.4, "turns": 8.596, "invalid_calls": 0.5, "user_cost": 0.0012}
     base = folder("a", played({"t-0": [1.0], "t-1": [1.0]}, metrics))
     table = toolroll("compare", base, base).stdout
-    shown = [line.split("|")[1].strip() for line in table.splitlines()[5:8]]
-    assert shown == ["8.595", "58,540", "0.1212"]
+    shown = [line.split("|")[1].strip() for line in table.splitlines()[5:10]]
+    assert shown == ["8.60", "58,540", "0.50", "0.0012", "0"]
     base = folder("b", many(4, 2))
     for options in ([], ["--fail-if-worse", 0]):
         assert "-0.0," not in toolroll("compare", base, base, "--json", *options).stdout
@@ -288,7 +329,7 @@ def test_numbers_have_no_exponent_and_there_is_no_negative_zero() -> None:
     [
         (["a"], "give at least two folders"),
         (["a", "empty"], "holds no episodes.jsonl"),
-        (["a", "lake"], "no environment in common"),
+        (["a", "lake"], "no environment in common: pond; lake\n.* pond --from a --model MODEL"),
         (["a", "a", "--allow-different", "sampling"], "the names are template, tokenizer, user"),
         *(
             (["a", "a", option, "2"], f"{option} is 2, in rewards, .* differ by at most 1")
@@ -297,11 +338,11 @@ def test_numbers_have_no_exponent_and_there_is_no_negative_zero() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_named(arguments: list[str], words: str) -> None:
-    folder("a", many(2, 1))
+    folder("a", many(2, 1), split="test")
     Path("empty").mkdir()
     with RunDirectory(Path("lake"), "lake", SETTINGS) as run:
         run.append(episode(env="lake"))
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=f"(?s){words}"):
         toolroll("compare", *arguments)
 
 

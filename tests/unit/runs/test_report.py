@@ -297,13 +297,27 @@ def test_equal_values_leave_room(value: float, tasks: int, low: float, high: flo
     assert interval == pytest.approx((value, low, high), abs=1e-4)
 
 
-@pytest.mark.parametrize("tasks", [3, 11, 12, 60])
-def test_intervals_are_those_of_students_t(tasks: int) -> None:
-    values = np.random.default_rng(tasks).random(tasks) > 0.5
-    error = values.std(ddof=1) / tasks**0.5
-    expected = scipy.stats.t.interval(0.95, tasks - 1, values.mean(), error)
-    estimate = mean_over_tasks([float(value) for value in values])
-    assert (estimate.low, estimate.high) == pytest.approx(np.clip(expected, 0, 1), abs=1e-4)
+@pytest.mark.parametrize("tasks", [5, 11, 12, 60])
+def test_intervals_are_those_of_agresti_and_coull(tasks: int) -> None:
+    """With rewards of 0 and 1: those of `tasks - 1` tasks, because the variance is an estimate."""
+    passes, t = tasks // 2 + 1, scipy.stats.t.ppf(0.975, tasks - 1)
+    share = (passes / tasks * (tasks - 1) + t**2 / 2) / (tasks - 1 + t**2)
+    width = t * (share * (1 - share) / (tasks - 1 + t**2)) ** 0.5
+    for bottom, scale in ((0.0, 1.0), (-1.0, 3.0)):
+        values = [bottom + scale] * passes + [bottom] * (tasks - passes)
+        estimate = mean_over_tasks(values)
+        expected = [bottom + scale * (share + sign * width) for sign in (-1, 1)]
+        assert (estimate.low, estimate.high) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("tasks", [20, 50, 100])
+def test_intervals_hold_shares_near_0_and_1(tasks: int) -> None:
+    """Exact: the sum over all numbers of passes whose interval has the share."""
+    estimates = [mean_over_tasks([1.0] * n + [0.0] * (tasks - n)) for n in range(tasks + 1)]
+    for share in np.arange(0.02, 0.981, 0.01):
+        chances = scipy.stats.binom.pmf(range(tasks + 1), tasks, share)
+        inside = [estimate.low <= share <= estimate.high for estimate in estimates]
+        assert chances @ inside >= 0.935
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 5, 20, 100])

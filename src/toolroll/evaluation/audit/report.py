@@ -11,7 +11,7 @@ import numpy as np
 from toolroll.evaluation.audit.faults import plain_faults, served_faults
 from toolroll.evaluation.audit.record import EngineRecord
 from toolroll.evaluation.audit.row import Fault, Row, row_of
-from toolroll.evaluation.audit.template import TemplateCheck
+from toolroll.evaluation.audit.template import UNMATCHED, TemplateCheck
 
 UNDECIDED = "undecided: "
 
@@ -32,15 +32,16 @@ class AuditReport:
 
     `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
     which only the engine's record can decide. `with_messages`: the rows that were compared with the
-    template. `untrained_rows`: those without a trained token. `without_logprobs`: those with
-    trained tokens and no logprob. `delivered_tokens`: the sampled tokens of the record that are
-    trained, or None.
+    template; `unmatched_rows`: those for which this failed. `untrained_rows`: those without a
+    trained token. `without_logprobs`: those with trained tokens and no logprob. `delivered_tokens`:
+    the sampled tokens of the record that are trained, or None.
     """
 
     record: EngineRecord | None = None
     rows: int = 0
     faulty_rows: int = 0
     with_messages: int = 0
+    unmatched_rows: int = 0
     untrained_rows: int = 0
     without_logprobs: int = 0
     trained_tokens: int = 0
@@ -107,7 +108,9 @@ def audit(
         faults = plain_faults(row)
         if template is not None and row.messages:
             report.with_messages += 1
-            faults += template.check(row)
+            compared = template.check(row)
+            report.unmatched_rows += any(fault.kind == UNMATCHED for fault in compared)
+            faults += compared
         if record is not None:
             served, delivered = served_faults(row, record)
             faults = [fault for fault in faults if fault.sure] + served

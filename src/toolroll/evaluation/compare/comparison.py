@@ -90,7 +90,8 @@ def compare(
     ]
     if not runs:
         names = [", ".join(sorted(run)) or "no finished episode" for run in (base, *candidates)]
-        raise UsageError(f"the runs have no environment in common: {'; '.join(names)}")
+        again = "".join(_play_again(base[env], "MODEL") for env in sorted(base)[:1])
+        raise UsageError(f"the runs have no environment in common: {'; '.join(names)}{again}")
     level = SIGNIFICANT / len(runs)
     comparisons = [_compared(*pair_of_runs, question, level) for pair_of_runs in runs]
     limit = 0.0 - (question.fail_if_worse or 0.0)  # not -0.0
@@ -114,7 +115,8 @@ def _compared(
     base: ComparedRun, candidate: ComparedRun, question: Question, level: float
 ) -> dict[str, Any]:
     runs = f"{base.env}: {base.folder} and {candidate.folder}"
-    different = unlike(base, candidate)
+    different, pairing = unlike(base, candidate), question.pairing(base, candidate)
+    _refuse_other_tasks(base, candidate, pairing)
     if refused := different.keys() - {"", *question.accepted}:
         lines = "\n  ".join(
             f"{kind}: {line.removeprefix(f'{kind}: ')}"
@@ -128,7 +130,6 @@ def _compared(
         raise UsageError(
             f"{runs} differ in more than the model:\n  {lines}\nTo allow it: {options}"
         )
-    pairing = question.pairing(base, candidate)
     if not pairing.pairs:
         count = len(pairing.coverage["other_data"])
         other = f", and {count} tasks have other data (to allow it: --allow-different {TASKS})"
@@ -148,6 +149,33 @@ def _compared(
         "usage": _usage(pairing),
         "settings": [line for lines in different.values() for line in lines],
     }
+
+
+def _refuse_other_tasks(base: ComparedRun, candidate: ComparedRun, pairing: Pairing) -> None:
+    """Raise `UsageError` if the runs played other tasks, so that no option makes a useful pair."""
+    runs = base, candidate
+    common = base.tasks.keys() & candidate.tasks.keys()
+    splits = [run.facts.get("split") for run in runs]
+    if common and (splits[0] == splits[1] or common - set(pairing.coverage["other_data"])):
+        return
+    if not pairing.pairs:
+        played = [
+            f"{side}, {run.folder}: split {split or 'not recorded'}, {len(run.tasks)} tasks, such "
+            f"as {min(run.tasks)}"
+            for side, split, run in zip(("baseline", "candidate"), splits, runs, strict=True)
+        ]
+        again = _play_again(base, candidate.facts.get("model") or "MODEL")
+        raise UsageError(
+            "\n  ".join([f"{base.env}: the runs have no task in common:", *played]) + again
+        )
+
+
+def _play_again(base: ComparedRun, model: str) -> str:
+    """Return the command that makes a candidate for `base`, or "" if no command made `base`."""
+    if not base.facts.get("split"):
+        return ""
+    command = f"toolroll run {base.env} --from {base.folder} --model {model} --out FOLDER"
+    return f"\nPlay the baseline's tasks with the candidate's model, and compare this:\n  {command}"
 
 
 def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from toolroll.rollout.types import Tool
 
 _BLOCK = 1 << 18  # bytes of JSON: small enough to open fast, large enough to compress well
 _MOST_TOKENS = 20_000_000  # a page of about 100 MB
+_FOLDER = Path(__file__).parent / "html"
 _SCRIPTS = (
     "elements blocks location order search plots table pane filters "
     "tokens expected messages episode keyboard follow main"
@@ -214,16 +215,20 @@ def _write(file: BinaryIO, name: str, block: bytes) -> None:
     file.write(b'<script type="text/plain" id="' + name.encode() + b'">' + packed + b"</script>\n")
 
 
+def page_style() -> str:
+    """Return the style sheet of a page."""
+    return (_FOLDER / "page.css").read_text(encoding="utf-8")
+
+
 def _template(loads: str = "") -> tuple[str, str]:
     """Return the parts of the page before and after the data, including the style and the
     script. `loads`: what else the content security policy allows.
     """
-    folder = Path(__file__).parent / "html"
-    parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    parts = [(_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(parts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = (folder / "page.html").read_text(encoding="utf-8")
+    page = (_FOLDER / "page.html").read_text(encoding="utf-8")
     page = page.replace("SCRIPT-HASH'", f"sha256-{digest}'{loads}")
-    page = page.replace("/* style */", (folder / "page.css").read_text(encoding="utf-8"))
+    page = page.replace("/* style */", page_style())
     head, tail = page.split("<!-- data -->")
     return head, tail.replace("/* script */", script)

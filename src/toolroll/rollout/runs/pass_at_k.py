@@ -3,9 +3,9 @@
 Invariants:
 
 - For each task with n samples, an estimate averages over all C(n, k) ways to choose k samples.
-- Intervals are those of a t-test over tasks, because the samples of one task are not independent
-  draws from the benchmark. They also leave room for tasks that are not among those that were drawn:
-  with 10 tasks that all failed, 31 % of the benchmark may pass.
+- Intervals are over tasks, because the samples of one task are not independent draws from the
+  benchmark: Agresti and Coull's, with Student's t and the variance of the tasks. They also leave
+  room for tasks that were not drawn: with 10 tasks that all failed, 31 % may pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, variance
 
 from toolroll.rollout.errors import UsageError
 
@@ -54,9 +54,12 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
     # size. The mean of the tasks in this share is between `bottom` and `top`.
     unseen = 1 - 0.025 ** (1 / count)
     low, high = mean - unseen * (mean - bottom), mean + unseen * (top - mean)
-    if count > 1:
-        width = _quantile(count - 1) * stdev(values) / sqrt(count)
-        low, high = min(low, max(bottom, mean - width)), max(high, min(top, mean + width))
+    # `room`: the variance if each task had `bottom` or `top`
+    if count > 1 and (room := (mean - bottom) * (top - mean)) > 0:
+        added = _quantile(count - 1) ** 2 * variance(values) / room / count
+        middle = (mean + added * (bottom + top) / 2) / (1 + added)
+        width = sqrt(added * (middle - bottom) * (top - middle) / (1 + added))
+        low, high = min(low, max(bottom, middle - width)), max(high, min(top, middle + width))
     return Estimate(mean, low, high)
 
 
@@ -76,7 +79,7 @@ def pass_hat_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     If c of a task's n samples pass, the probability is C(c, k) / C(n, k). `rewards[task]` are the
     task's graded rewards. Raise `ValueError` if a task has fewer than k of them.
     """
-    return _mean(_by_task(rewards, k, _all_pass))
+    return fmean(_by_task(rewards, k, _all_pass))
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
@@ -86,7 +89,7 @@ def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     If c of a task's n samples pass, the probability is 1 - C(n - c, k) / C(n, k). Arguments and
     errors are the same as in `pass_hat_k`.
     """
-    return _mean(_by_task(rewards, k, _any_passes))
+    return fmean(_by_task(rewards, k, _any_passes))
 
 
 def pass_estimates(
@@ -133,8 +136,8 @@ def pass_bounds(
     return {
         name: {
             k: (
-                _mean([estimate(n, c, k) for n, c, _ in counts]),
-                _mean([estimate(n, c + missing, k) for n, c, missing in counts]),
+                fmean([estimate(n, c, k) for n, c, _ in counts]),
+                fmean([estimate(n, c + missing, k) for n, c, missing in counts]),
             )
             for k in range(1, min(sizes.values(), default=0) + 1)
         }
@@ -148,10 +151,6 @@ def _all_pass(n: int, c: int, k: int) -> float:
 
 def _any_passes(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _by_task(

@@ -39,10 +39,7 @@ async function askMore() {
   fillChoices();
   if (first) return showAddress();
   if (again) for (const name of ["open", "pinned"]) state[name] = sameRow(state[name]);
-  keepPlace(() => {
-    chooseColumns();
-    drawTable();
-  });
+  keepPlace(drawTable);
   await search(true);
 }
 

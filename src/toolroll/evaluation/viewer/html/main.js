@@ -5,7 +5,6 @@ function showAddress() {
   if (!known) notify("This page has no episode " + decoded(location.hash.slice(1).split("?")[0]));
   document.body.classList.toggle("detail-shown", state.open !== null);
   drawFilters();
-  chooseColumns();
   drawTable();
   search();
   if (!state.open && !narrow.matches && known) {

@@ -16,7 +16,7 @@ function makePane() {
     event.preventDefault();
     setPane(wanted);
   });
-  setPane(46);
+  setPane(innerWidth < 1400 ? 46 : 50);
 }
 
 function setPane(wanted) {

@@ -7,7 +7,7 @@ const COLUMNS = [
   { key: "baseline", words: "Baseline", title: "Reward of the baseline", width: 66, num: true, rank: 1 },
   { key: "reward", words: "Reward", width: 72, num: true, keep: true, rank: 1 },
   { key: "change", words: "Change", title: "Change of the reward", width: 66, num: true, rank: 1 },
-  { key: "reason", words: "Reason", title: "Reason for the reward", width: 190, rank: 2 },
+  { key: "reason", words: "Reason", title: "Reason for the reward", width: 100, rank: 2 },
   { key: "turns", words: "Turns", width: 60, num: true, keep: true, rank: 3 },
   { key: "calls", words: "Calls", width: 60, num: true, keep: true, rank: 4 },
   { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true, rank: 3 },
@@ -25,14 +25,23 @@ const SPARE = 8; // number of rows that are drawn above and below the visible on
 const SCROLLBAR = 16; // pixels
 const table = { columns: [], groups: [], items: [], place: new Map(), active: null };
 
-// Leave out columns whose value is the same in all episodes, except those with `keep` and a reason,
-// and columns that do not fit.
+// Leave out columns whose value is the same in all episodes, except those with `keep`, a reason that
+// no shown episode has, and columns that do not fit.
 function chooseColumns() {
+  const shown = table.groups.flatMap(group => group.rows),
+    reasons = shown.filter(row => row.reason).length / shown.length,
+    longest = key => shown.reduce((most, row) => Math.max(most, row[key].length), 0);
   const differs = key => state.rows.some(row => row[key] !== state.rows[0][key]);
-  const useful = COLUMNS.filter(
-    ({ key, keep }) => keep || differs(key) || (key === "reason" && state.rows[0]?.reason),
-  );
   let space = at("list").clientWidth - 24 - SCROLLBAR;
+  const forReason = Math.round(Math.min(8 * longest("reason") + 24, 0.38 * space));
+  const useful = COLUMNS.filter(({ key, keep }) =>
+    key === "reason" ? reasons > 0 : keep || differs(key),
+  ).map(column =>
+    column.key === "reason" ? { ...column, width: Math.max(column.width, forReason) } : column,
+  );
+  // The column by which the table is sorted is shown before others, and a reason that few have late.
+  const rankOf = ({ key, rank }) =>
+    key === "task" ? 0 : key === sortKey() ? 0.5 : key === "reason" && reasons < 1 / 4 ? 7 : rank;
   const fitting = useful
     .slice()
     .sort((a, b) => rankOf(a) - rankOf(b))
@@ -48,19 +57,14 @@ function chooseColumns() {
     : "";
   at("left-out").title = at("left-out").textContent;
   table.columns = columns;
-  const grows = { task: 1, reason: 3 }; // their shares of the space that is left
+  // The space that is left is for the names of tasks, up to 260 pixels, and then for the reasons.
+  const hasReason = columns.some(({ key }) => key === "reason"),
+    name = Math.min(9 * longest("task") + 36, 260) + "px",
+    most = { task: hasReason ? name : "1fr", reason: "1fr" };
   const size = ({ key, width }) =>
-    grows[key] ? "minmax(" + width + "px, " + grows[key] + "fr)" : width + "px";
+    most[key] ? "minmax(" + width + "px, " + most[key] + ")" : width + "px";
   at("grid").style.setProperty("--columns", columns.map(size).join(" "));
 }
-
-// The column by which the table is sorted is shown before others, and a reason that few have late.
-const rankOf = ({ key, rank }) => {
-  if (key === "task") return 0;
-  if (key === sortKey()) return 0.5;
-  const few = key === "reason" && state.rows.filter(row => row.reason).length < state.rows.length / 4;
-  return few ? 7 : rank;
-};
 
 const rowHeight = () => (narrow.matches ? 58 : 34);
 const idOf = item => (item.row ? "row-" + item.row.i : "group-" + item.group.rows[0].i);
@@ -68,6 +72,7 @@ const idOf = item => (item.row ? "row-" + item.row.i : "group-" + item.group.row
 // Draw the table with the matching episodes.
 function drawTable() {
   table.groups = groups();
+  chooseColumns();
   layRows();
   const count = table.groups.reduce((sum, group) => sum + group.rows.length, 0);
   at("count").textContent =
@@ -134,7 +139,6 @@ function drawHead() {
 
 function sortBy(sort) {
   state.sort = sort;
-  chooseColumns();
   writeAddress(true);
   drawFilters();
   drawTable();
