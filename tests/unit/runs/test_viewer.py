@@ -27,7 +27,7 @@ from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.evaluation.reward_reason import reward_reason
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer import page as page_module
-from toolroll.evaluation.viewer.data import Pieces, row
+from toolroll.evaluation.viewer.data import Pieces, row, sequences
 from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -84,7 +84,8 @@ def test_what_counts_as_trained_is_what_the_samples_hold() -> None:
     played = [episode("t-0"), episode("t-1", reason=StopReason.ENGINE_ERROR)]
     shown = [row(one)["trained"] for one in played]
     exported = [sum(sum(sample["loss_mask"]) for sample in sample_rows([one])) for one in played]
-    assert shown == exported == [6, 0]
+    masks = ["".join(part["mask"] for part in sequences(one.result, None)) for one in played]
+    assert shown == exported == [mask.count("1") for mask in masks] == [6, 0]
 
 
 def test_pieces_are_the_text(tokenizer: Any) -> None:

@@ -25,7 +25,7 @@ from toolroll.evaluation.reward_reason import reward_reason
 from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.summary import as_count
-from toolroll.rollout.types import Status, StopReason, Trajectory, Turn
+from toolroll.rollout.types import MaskArray, Status, StopReason, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:
@@ -90,16 +90,19 @@ def called_tools(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:
-    """Return the data of the training sequences. Without `pieces`, a token's text is its id."""
-    return [_sequence(part, pieces) for part in result.trajectories]
+    """Return the data of the training sequences, whose masks are 0 if the episode was aborted.
+    Without `pieces`, a token's text is its id.
+    """
+    trained = result.status is not Status.ABORTED
+    return [_sequence(part, part.loss_mask * trained, pieces) for part in result.trajectories]
 
 
-def _sequence(part: Trajectory, pieces: Pieces | None) -> dict[str, Any]:
+def _sequence(part: Trajectory, mask: MaskArray, pieces: Pieces | None) -> dict[str, Any]:
     ids = part.input_ids.tolist()
     return {
         "ids": ids,
         "texts": pieces.of(ids) if pieces is not None else [f"{index} " for index in ids],
-        "mask": "".join("1" if bit else "0" for bit in part.loss_mask.tolist()),
+        "mask": "".join("1" if bit else "0" for bit in mask.tolist()),
         "logprobs": [
             None if math.isnan(value) else round(value, 4) for value in part.logprobs.tolist()
         ],
