@@ -79,7 +79,7 @@ def exported() -> list[Episode]:
     untrained.loss_mask[:] = 0
     return [
         episode("t-0", 0, 1.0, trajectories=[trajectory(), fork]),
-        episode("t-0", 1, 0.0),
+        episode("t-0", 1, 0.0, trajectories=[trajectory(13, [(5, 8)])]),
         episode("t-1", 0, 0.5, trajectories=[untrained]),
         episode("t-1", 1, 0.5, trajectories=[trajectory(source="transcript")]),
         episode("t-2", 0, reason=StopReason.ENGINE_ERROR),

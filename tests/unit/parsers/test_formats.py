@@ -57,7 +57,7 @@ def test_the_calls_of_a_reply(text: str, statuses: list[str]) -> None:
         ('{"arguments": {}}', CallStatus.MISSING_NAME, "name"),
         ('{"name": "nobody", "arguments": {}}', CallStatus.UNKNOWN_TOOL, "get_order, list_all"),
         (order("{}"), CallStatus.BAD_ARGUMENTS, "order_id"),
-        (order("[1]"), CallStatus.BAD_ARGUMENTS, "object"),
+        (order("[1]"), CallStatus.BAD_ARGUMENTS, "must be a JSON object, not list"),
         (order('{"order_id": "a", "n": "x"}'), CallStatus.BAD_ARGUMENTS, "n: "),
         (order('{"order_id": "a", "n": NaN}'), CallStatus.INVALID_JSON, "JSON"),
         (order('{"order_id": "a", "n": 1e999}'), CallStatus.INVALID_JSON, "range"),

@@ -17,7 +17,7 @@ from examples.exports.to_lm_eval import write_lm_eval
 from examples.exports.to_tau_bench import main, tau_bench_results
 from support.commands import toolroll
 from support.exports import METRICS, varied, write_run
-from support.results import episode, exported, summary_of, trajectory
+from support.results import episode, exported, summary_of
 from support.tau import REAL
 
 from toolroll import Episode, StopReason, UsageError
@@ -38,11 +38,12 @@ def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
         ("t-0", 0, 1, 1.0, "rewritten"),
         ("t-0", 1, 0, 0.0, None),
     ]
-    part = trajectory()
-    assert rows[0]["input_ids"] == part.input_ids.tolist()
-    assert rows[0]["loss_mask"] == part.loss_mask.tolist()
-    logprobs = [None if value != value else value for value in part.logprobs.tolist()]
-    assert rows[0]["logprobs"] == logprobs
+    parts = [part for one in exported()[:2] for part in one.result.trajectories]
+    for row, part in zip(rows, parts, strict=True):
+        assert row["input_ids"] == part.input_ids.tolist()
+        assert row["loss_mask"] == part.loss_mask.tolist()
+        logprobs = [None if value != value else value for value in part.logprobs.tolist()]
+        assert row["logprobs"] == logprobs
 
 
 def trials() -> list[Episode]:
