@@ -32,7 +32,7 @@ from toolroll.cli.options import (
 from toolroll.cli.outcomes import files_line, show_outcomes
 from toolroll.cli.serve_command import serve as serve_endpoint
 from toolroll.evaluation.run_config import PANELS, RunConfig, json_object, load_config
-from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
+from toolroll.rollout.errors import RolloutError, ToolrollError
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.targets import is_target
 from toolroll.rollout.runtime.threads import end_within
@@ -441,18 +441,13 @@ def _one_blas_thread() -> None:
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first.
-
-    Raise `RolloutError` if code of others in `main` exits, whatever its exit status is.
+    """Run `main` to its end. Raise `RolloutError` if code of others in `main` exits, whatever its
+    exit status is.
     """
-    error: Exception
     try:
         return run_loop(main)
-    except* ToolrollError as group:
-        error = first_error(group)
-    except* SystemExit as exits:
-        error = RolloutError(f"code in this process exited: {exits.exceptions[0]!r}")
-    except* KeyboardInterrupt:
+    except SystemExit as exits:
+        raise RolloutError(f"code in this process exited: {exits!r}") from None
+    except KeyboardInterrupt:
         console.print("stopped")
         raise typer.Exit(130) from None
-    raise error

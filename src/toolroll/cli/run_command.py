@@ -29,7 +29,7 @@ from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.environment import Task
 from toolroll.rollout.episode import Episode
-from toolroll.rollout.errors import UsageError, error_in, first_error
+from toolroll.rollout.errors import UsageError, error_in
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL
 from toolroll.rollout.runs.provenance import Provenance, provenance
@@ -273,11 +273,10 @@ async def _end(
         task.cancel()
         raise
     except Exception as error:  # noqa: BLE001 - raised after the table of what was played
-        first = first_error(error)
-        if isinstance(first, RunStoppedError):
-            message = f"{first}{no_such_address(first.failure, baseline_url)}"
-            first = RunStoppedError(message, first.failure)
-        return None, first
+        if isinstance(error, RunStoppedError):
+            message = f"{error}{no_such_address(error.failure, baseline_url)}"
+            return None, RunStoppedError(message, error.failure)
+        return None, error
     return None, None
 
 

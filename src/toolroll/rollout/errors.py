@@ -161,14 +161,12 @@ class ActionError(ToolrollError):
     """
 
 
-def first_error(error: Exception) -> Exception:
-    """Return the first `ToolrollError` in the group `error`, or `error` itself."""
-    first: Exception | None = None
-    if isinstance(error, ExceptionGroup):
-        first = error.subgroup(ToolrollError)
+def first_error(group: ExceptionGroup[Exception]) -> Exception:
+    """Return the first `ToolrollError` in `group`, or its first exception if it has none."""
+    first: Exception = group.subgroup(ToolrollError) or group
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]
-    return first or error
+    return first
 
 
 def describe(error: BaseException) -> dict[str, Any]:

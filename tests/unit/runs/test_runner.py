@@ -226,12 +226,9 @@ async def test_it_gives_up_where_everything_fails(tokenizer: Any) -> None:
     episodes: list[Episode] = []
     async with serving(tokenizer, look) as (_, served):
         run = runner(factory, served, concurrency=1, give_up_after=6).run
-        with pytest.raises(ExceptionGroup) as stopped:
+        words = "6 attempts at episodes failed in a row.*the pond is closed"
+        with pytest.raises(RunStoppedError, match=words):
             await run(factory.tasks("test"), episodes.append)
-    [error] = stopped.value.exceptions
-    assert isinstance(error, RunStoppedError)
-    assert "6 attempts at episodes failed in a row" in str(error)
-    assert "the pond is closed" in str(error)
     assert sum(found.result.reward is not None for found in episodes) == 4
     assert len(factory.made) == 10, "nothing is begun behind that"
 
@@ -355,7 +352,7 @@ async def test_the_end_of_a_run_that_fails_is_reported_too(tokenizer: Any) -> No
     def full(episode: Episode) -> None:
         raise UsageError("the disk is full")
 
-    with pytest.RaisesGroup(UsageError, allow_unwrapped=True, flatten_subgroups=True):
+    with pytest.raises(UsageError, match="the disk is full"):
         await play_with(tokenizer, [counts], full)
     assert (counts.seen, counts.ends) == ([], [0])
 

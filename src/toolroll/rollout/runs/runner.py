@@ -33,6 +33,7 @@ from toolroll.rollout.errors import (
     UsageError,
     describe,
     error_in,
+    first_error,
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
@@ -152,9 +153,11 @@ async def play_all(
     play concurrently. For each finished episode, call `on_episode`, which stores it, and then
     `then`.
 
-    Raise `RolloutError` if an episode was not played, because no episode may be lost without an
-    error. If code on the event loop exits, `asyncio.run` cancels this call and then ends with the
-    code's own exit status, which may be 0: raise `SystemExit` with a message instead (status 1).
+    If a player or `on_episode` raises an error, the other episodes are cancelled, and then the
+    first `ToolrollError` is raised, or the first error. Raise `RolloutError` if an episode was not
+    played, because no episode may be lost without an error. If code on the event loop exits,
+    `asyncio.run` cancels this call and then ends with the code's own exit status, which may be 0:
+    raise `SystemExit` with a message instead (status 1).
     """
     queue, missing = iter(todo), set(todo)
 
@@ -175,10 +178,15 @@ async def play_all(
         if missing and isinstance(error.__context__, SystemExit):
             raise SystemExit(_not_played(missing, todo, "code on the event loop exited")) from error
         raise
-    if missing:
-        raise RolloutError(
+    except ExceptionGroup as failed:
+        raised = first_error(failed)
+    else:
+        if not missing:
+            return
+        raised = RolloutError(
             _not_played(missing, todo, "the asyncio tasks that played them were cancelled")
         )
+    raise raised  # not above, where `raise` would replace its context
 
 
 def _not_played(missing: Collection[EpisodeKey], todo: Sequence[EpisodeKey], why: str) -> str:
