@@ -18,7 +18,7 @@ from toolroll.cli.view import PAGE_NAME
 from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.report import FILE_NAME as SUMMARY_NAME
 from toolroll.evaluation.run_config import RunConfig
-from toolroll.evaluation.run_setup import Plan, identified, served_agents
+from toolroll.evaluation.run_setup import Plan, served_agents, with_identity
 from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
@@ -119,7 +119,7 @@ async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) ->
             agents = served_agents(config, served)
             options = EnvironmentOptions()
             plan = Plan(config, factory, tasks, agents, options, {}, served)
-            plan = identified(plan, FilesRead(config.env))
+            plan = with_identity(plan, FilesRead(config.env))
             return await play(plan, console, produced_by=_policy(config))
 
 

@@ -55,10 +55,10 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     read = FilesRead(config.env)
     plan = await _opened(config, stack)
     _check_tasks(plan)
-    return identified(plan, read)
+    return with_identity(plan, read)
 
 
-def identified(plan: Plan, read: FilesRead) -> Plan:
+def with_identity(plan: Plan, read: FilesRead) -> Plan:
     """Return `plan` with its identity, and with the files that the environment has `read`."""
     config, factory, served = plan.config, plan.factory, plan.served
     tasks = plan.tasks if config.tasks is None else choose_tasks(factory, config.split, None)

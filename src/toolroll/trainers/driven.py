@@ -98,9 +98,9 @@ class TurnByTurn:
 
         Without `logprobs`, the turn's logprobs are NaN in the trajectory, and
         `training_sequences` refuses it. `finish_reason`: "stop", "length" or "abort". By default,
-        it is "stop" if the last id is one of `stop_token_ids`, otherwise "length". The episode is
-        aborted if "stop" is said of ids without a stop token and no stop string was requested.
-        Raise `UsageError` if no prompt is waiting for sampled ids.
+        it is "stop" if the last id is one of `stop_token_ids`, otherwise "length". "stop" needs a
+        stop token or a special token as the last id: otherwise the episode is aborted. Raise
+        `UsageError` if no prompt is waiting for sampled ids.
         """
         if not self._waiting:
             raise UsageError(

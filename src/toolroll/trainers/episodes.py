@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from toolroll.evaluation.certify import certify
-from toolroll.rollout.engine.sampling_params import check_params
 from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.episode import Agent, InteractionResult
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, error_in
@@ -168,10 +167,8 @@ class EpisodePlayer:
         played again up to `settings.reruns` times, unless its stop reason is ENGINE_ABORT. `begin`
         gets the new environment of each attempt. If the engine does not answer before its model was
         checked, the result is an ENGINE_ERROR without an attempt. A warning says why an episode is
-        not trained. Raise `UsageError` if the settings, `sampling_params`, `metadata` or `index`
-        are not valid.
+        not trained. Raise `UsageError` if the settings, `metadata` or `index` are not valid.
         """
-        check_params(sampling_params)
         try:
             options = await self._open()
         except EngineUnreachableError:
@@ -202,8 +199,7 @@ class EpisodePlayer:
                 and result.stop_reason is not StopReason.ENGINE_ABORT
             )
             if not failed or reruns == 0 or self.model.engine.stopped():
-                if not self.model.engine.stopped():
-                    _warn_if_not_trained(result, session, task)
+                _warn_if_not_trained(result, session, task)
                 return result
             reruns -= 1
 
@@ -273,20 +269,17 @@ def _refuse_ignored(settings: EpisodeSettings, model: Model, name: Callable[[str
             )
 
 
-def excluded(result: InteractionResult) -> list[str]:
+def exclusion_reasons(result: InteractionResult) -> list[str]:
     """Return the reasons for which sampled turns of an episode are not trained."""
     turns = (turn for trajectory in result.trajectories for turn in trajectory.turns)
     return sorted({turn.excluded for turn in turns if turn.excluded} - {CONTEXT})
 
 
 def _warn_if_not_trained(result: InteractionResult, session_id: str, task: Task) -> None:
-    """Log why an episode is not trained, unless an error that aborted it is in the log already."""
-    if result.status is Status.ABORTED:
-        reasons = [] if error_in(result.info) else [str(result.stop_reason)]
-    else:
-        trained = any(trajectory.trained_tokens for trajectory in result.trajectories)
-        reasons = [] if trained else excluded(result)
-    if reasons:
+    """Log why no turn of a finished episode is trained. Why one was aborted is logged elsewhere."""
+    trained = any(trajectory.trained_tokens for trajectory in result.trajectories)
+    reasons = exclusion_reasons(result)
+    if result.status is not Status.ABORTED and reasons and not trained:
         words = ", ".join(reasons)
         logger.warning("episode %s of task %s is not trained: %s", session_id, task.id, words)
 

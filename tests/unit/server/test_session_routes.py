@@ -37,7 +37,7 @@ async def test_the_list_has_live_and_finished_sessions(tmp_path: Path) -> None:
         trajectories = await bench.get("/sessions/s/trajectories")
         assert trajectories["error"]["code"] == "session_not_found"
         file = re.escape(str(tmp_path / "episodes.jsonl"))
-        message = rf"the session 's' is finished: see {file}; give a reward before the end"
+        message = rf"the session 's' is finished, or is being finished: see {file}"
         assert re.fullmatch(message, trajectories["error"]["message"])
         live, ended = (await bench.get("/sessions"))["data"]
     assert ended == {"session_id": "s", "sample": 0, "finished": True, "turns": 2}

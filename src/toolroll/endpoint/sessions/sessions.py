@@ -203,12 +203,12 @@ class Sessions:
         if self._store is None:  # which would know the finished ones
             return (
                 f"there is no session {session_id!r}, or it is finished: GET /sessions lists the "
-                "others; give a reward before the end"
+                "others"
             )
         file = self._store.file_of(session_id)
         if file is None:
             return f"there is no session {session_id!r}: GET /sessions lists all"
-        return f"the session {session_id!r} is finished: see {file}; give a reward before the end"
+        return f"the session {session_id!r} is finished, or is being finished: see {file}"
 
     def _touched(self, live: LiveSession) -> LiveSession:
         """Restart the idle time of `live`."""

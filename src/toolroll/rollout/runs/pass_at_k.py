@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist, fmean, stdev
 
 from toolroll.rollout.errors import UsageError
 
@@ -54,9 +54,10 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
     # size. The mean of the tasks in this share is between `bottom` and `top`.
     unseen = 1 - 0.025 ** (1 / count)
     low, high = mean - unseen * (mean - bottom), mean + unseen * (top - mean)
-    # `room`: the variance if each task had `bottom` or `top`
-    if count > 1 and (room := (mean - bottom) * (top - mean)) > 0:
-        added = _quantile(count - 1) ** 2 * variance(values) / room / count
+    if count > 1 and bottom < mean < top:
+        # the variance, as a share of what it would be if each task had `bottom` or `top`
+        share = (deviation := stdev(values)) / (mean - bottom) * (deviation / (top - mean))
+        added = _quantile(count - 1) ** 2 * share / count
         middle = (mean + added * (bottom + top) / 2) / (1 + added)
         width = sqrt(added * (middle - bottom) * (top - middle) / (1 + added))
         low, high = min(low, max(bottom, middle - width)), max(high, min(top, middle + width))

@@ -15,7 +15,7 @@ from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.types import StopReason
 from toolroll.trainers.driven import DrivenPlayer, TurnByTurn
-from toolroll.trainers.episodes import excluded, why_aborted
+from toolroll.trainers.episodes import exclusion_reasons, why_aborted
 
 STOP_REASONS = {
     StopReason.DONE: "completed",
@@ -119,7 +119,7 @@ def _outcome(result: InteractionResult) -> tuple[float, dict[str, float]]:
     """
     if result.reward is None:
         raise RolloutError(f"the episode was aborted: {why_aborted(result)}")
-    if reasons := excluded(result):
+    if reasons := exclusion_reasons(result):
         raise RolloutError(
             f"the episode has turns that must not be trained ({', '.join(reasons)}), and "
             "tinker-cookbook would train them"
