@@ -20,11 +20,10 @@ by `read_args`.
 from __future__ import annotations
 
 import base64
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from urllib.parse import unquote
 
 from pydantic import (
@@ -39,7 +38,7 @@ from pydantic import (
 from yarl import URL
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.runtime.complaints import complaints, did_you_shorten
 
 _USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE | re.DOTALL)
 
@@ -177,8 +176,10 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_switch(cls, value: Any, info: ValidationInfo) -> Any:
         kind = cls.model_fields[str(info.field_name)].annotation
+        if value is False and "off" in get_args(kind):  # YAML reads the word off as false
+            return "off"
         if isinstance(value, bool) and kind in (int, float, int | None, float | None):
             raise ValueError(f"must be a number, not {str(value).lower()}")
         return value
@@ -208,14 +209,10 @@ class Settings(BaseModel):
         """Raise `UsageError` if one of `names` is not a setting."""
         for name in names:
             if name not in cls.model_fields:
-                close = difflib.get_close_matches(name, cls.model_fields, n=1)
-                hint = (
-                    f"did you mean {name_of(close[0])!r}?"
-                    if close
-                    else f"there are {', '.join(sorted(map(name_of, cls.model_fields)))}"
-                )
+                everything = f"; there are {', '.join(sorted(map(name_of, cls.model_fields)))}"
+                hint = did_you_shorten(name, cls.model_fields, name_of, everything)
                 prefix = f"{where}: " if where else ""
-                raise UsageError(f"{prefix}there is no setting {name_of(name)!r}; {hint}")
+                raise UsageError(f"{prefix}there is no setting {name_of(name)!r}{hint}")
 
     def filled(self, **values: Any) -> Self:
         """Return the settings with `values` for those that were not set. None has no effect."""

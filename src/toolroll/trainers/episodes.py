@@ -71,8 +71,9 @@ class EpisodeSettings(
         cls, settings: EpisodeSettings | Mapping[str, Any], *, name: Callable[[str], str] = str
     ) -> EpisodeSettings:
         """Return `settings`. Raise `UsageError` if they are wrong, or if they name an environment,
-        a split, an agent or a user simulator that does not exist, or arguments that the environment
-        refuses (not tried if there is a user simulator). `name`: as of `EpisodePlayer`.
+        a split, an agent or a user simulator that does not exist, or arguments that one of them
+        refuses. Not tried: your own agent, and an environment with a user simulator. `name`: as of
+        `EpisodePlayer`.
         """
         if not isinstance(settings, EpisodeSettings):
             settings = cls.read(settings, where=cls.__name__)
@@ -81,9 +82,11 @@ class EpisodeSettings(
             check_split(factory, settings.split or factory.splits[0])
             if settings.env_args and settings.user is None:
                 check_env_args(factory, EnvironmentOptions())
-        agent_maker(settings.agent)
+        maker = agent_maker(settings.agent)
+        if maker.__module__.startswith("toolroll."):  # it reads its settings before its model
+            maker(None, settings.agent_settings)
         if settings.user is not None:
-            user_maker(settings.user)
+            user_maker(settings.user)(**settings.user_settings)
         elif settings.user_settings:
             raise UsageError(
                 f"{name('user_settings')} is set, but {name('user')} does not say which user "
@@ -264,8 +267,8 @@ def _refuse_ignored(settings: EpisodeSettings, model: Model, name: Callable[[str
     for field in sorted(given):
         if model.args is None or getattr(model.args, field) != getattr(settings, field):
             raise UsageError(
-                f"{name(field)} has no effect on a model that exists: make the model with it "
-                "(Model.from_args(settings.rollout_args(...)) does)"
+                f"{name(field)} has no effect on a model that exists: give it to ChatTemplate or "
+                "Model, or use Model.from_args(settings.rollout_args(...))"
             )
 
 

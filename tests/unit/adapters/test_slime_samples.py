@@ -249,11 +249,16 @@ def test_settings_are_documented_and_refused_before_a_job() -> None:
         "max_turns": 3,
         "env_args": None,
     }
-    settings = read_settings(Namespace(toolroll_env="desk", toolroll_max_turns=8, **others))
-    assert settings == SlimeSettings(env="desk", max_turns=8)
+    given = Namespace(toolroll_env="desk", toolroll_max_turns=8, toolroll_verify=False, **others)
+    assert read_settings(given) == SlimeSettings(env="desk", max_turns=8, verify="off")  # as YAML
     policy = {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}}
     for given, words in (
         (policy, "only the setting policy"),
+        ({"toolroll_agent": "program"}, "needs either a command or a harbor_agent"),
+        (
+            {"toolroll_user": "openai", "toolroll_user_settings": {"modl": "x"}},
+            "base_url: must be given; model: must be given; modl: is not a setting",
+        ),
         ({"toolroll-max-turns": 8}, "did you mean 'toolroll_max_turns'"),
         ({"env": "desk"}, "env has no effect: write toolroll_env"),
         ({"toolroll_engine": "http://e:1"}, "use slime's --sglang-router-ip and --sglang-router-p"),

@@ -285,4 +285,4 @@ def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgen
     remaining = dict(settings)
     limits = pop_settings(remaining, "step_timeout", "max_observation_bytes")
     pop_settings(remaining, *_IGNORED_SETTINGS)
-    return ProgramAgent(model, ProgramSettings.read(remaining, where="--agent-args"), **limits)
+    return ProgramAgent(model, ProgramSettings.read(remaining, where="agent_args"), **limits)

@@ -39,7 +39,12 @@ from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.retries import Backoff, Retries
-from toolroll.rollout.engine.sampling_params import check_dropped, check_params, request_fields
+from toolroll.rollout.engine.sampling_params import (
+    check_dropped,
+    check_params,
+    request_fields,
+    sent_unchecked,
+)
 from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
@@ -229,7 +234,7 @@ class Engine(EngineClient):
             )
         unknown = check_params(request.sampling_params, dropped=self._control_plane.dropped)
         for name in unknown - self._unknown_params:
-            logger.warning("SGLang 0.5.23 has no sampling parameter %r: it is sent unchecked", name)
+            logger.warning("%s", sent_unchecked(name))
         self._unknown_params |= unknown
         return info
 

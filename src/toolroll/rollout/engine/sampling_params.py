@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import UsageError, prompt_too_long
-from toolroll.rollout.runtime.complaints import did_you_mean
+from toolroll.rollout.runtime.complaints import did_you_mean, did_you_shorten
 from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES, TEXTS
 
 LORA_PATH = "lora_path"
@@ -54,6 +54,12 @@ def check_params(params: Mapping[str, Any], *, dropped: frozenset[str] = frozens
     if dropped:
         check_dropped(params, dropped)
     return unknown
+
+
+def sent_unchecked(name: str) -> str:
+    """Return the warning about an unknown parameter, which a newer SGLang may have."""
+    hint = did_you_shorten(name, KNOWN)
+    return f"SGLang 0.5.23 has no sampling parameter {name!r}: it is sent unchecked{hint}"
 
 
 def check_dropped(names: Iterable[str], dropped: frozenset[str]) -> None:

@@ -17,13 +17,18 @@ _WORDS = {
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
     "literal_error": "must be {expected}",
-    "int_parsing": "must be a whole number",
-    "float_parsing": "must be a number",
-    "bool_parsing": "must be true or false",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    "string_type": "must be a text",
+    "dict_type": "must be a mapping",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     "string_too_short": "must have at least {min_length} characters",
 }
 """Messages by pydantic's error type. Other types keep pydantic's own message."""
-_QUOTED = _WORDS.keys() - {"missing", "extra_forbidden", "string_too_short"}
+_QUOTED = _WORDS.keys() - {
+    "missing", "extra_forbidden", "string_too_short", "dict_type", "list_type", "tuple_type"
+}  # fmt: skip
 """The types whose messages quote the value: none of them can be a secret."""
 _LONGEST = 100
 
@@ -34,6 +39,19 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else otherwise
+
+
+def did_you_shorten(
+    name: str, names: Iterable[str], name_of: Callable[[str], str] = str, otherwise: str = ""
+) -> str:
+    """Return what `did_you_mean` returns, spelled by `name_of`. A name that begins with `name`, or
+    the reverse, is close too.
+    """
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    if not close and len(name) > 2:
+        close = sorted(n for n in names if n.startswith(name) or name.startswith(n))
+    return f"; did you mean {name_of(close[0])!r}?" if close else otherwise
 
 
 def complaints(error: ValidationError, name_of: Callable[[str], str] = str) -> str:
