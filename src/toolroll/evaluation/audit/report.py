@@ -33,8 +33,8 @@ class AuditReport:
     `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
     which only the engine's record can decide. `with_messages`: the rows that were compared with the
     template; `unmatched_rows`: those with a trained turn that was not found in the messages.
-    `untrained_rows`: those without a trained token. `without_logprobs`: those with trained tokens and no logprob. `delivered_tokens`:
-    the sampled tokens of the record that are trained, or None.
+    `untrained_rows`: those without a trained token. `without_logprobs`: those with trained tokens
+    and no logprob. `delivered_tokens`: the sampled tokens of the record that are trained, or None.
     """
 
     record: EngineRecord | None = None
