@@ -97,7 +97,8 @@ def _recorded_tokenizer(*folders: Path | None) -> Any:
 
     for folder in filter(None, folders):
         with suppress(UsageError):
-            models = {*map(tokenizer_name, read_settings(folder).values())} - {None}
+            names = [tokenizer_name(settings) for settings in read_settings(folder).values()]
+            models = {*filter(None, names)}
             if len(models) == 1 and (name := local_name(models.pop())):
                 return load_tokenizer(name)
     return None

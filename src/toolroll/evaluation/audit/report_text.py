@@ -14,12 +14,16 @@ _AROUND, _MOST, _LISTED = 12, 40, 5
 
 
 class ShownToken(NamedTuple):
+    """A token at the first fault. `fault`: it belongs to the fault."""
+
     text: str
     trained: bool
     fault: bool
 
 
 class Heading(NamedTuple):
+    """The name of a kind of fault, and how many rows and places have it."""
+
     name: str
     size: str
 
