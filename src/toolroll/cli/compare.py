@@ -127,7 +127,8 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
         f"{coverage['of_samples']} samples",
     ]
     if coverage["other_data"]:
-        lines.append(f"left out, because their data differ: {_some(coverage['other_data'])}")
+        tasks = _some(coverage["other_data"])
+        lines.append(f"left out without --allow-different tasks, as their data differ: {tasks}")
     if (mcnemar := comparison["mcnemar"]) is not None:
         lines.append(
             "tasks that passed only in the baseline: {worse}, only in the candidate: {better} "

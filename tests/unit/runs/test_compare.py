@@ -90,6 +90,8 @@ def test_a_task_whose_data_changed_is_left_out() -> None:
     found = comparison(base, other)
     assert (found["coverage"]["tasks"], found["coverage"]["other_data"]) == (1, ["t-1"])
     assert comparison(base, other, allowed=["tasks"])["coverage"]["tasks"] == 2
+    line = "\nleft out without --allow-different tasks, as their data differ: t-1\n"
+    assert line in toolroll("compare", base, other).stdout
 
 
 @pytest.mark.parametrize(
