@@ -15,9 +15,11 @@ from support.results import episode
 from support.viewed import HOSTILE, called, viewed_run
 
 from toolroll.cli.follow import follow_app
+from toolroll.evaluation.report import report
 from toolroll.evaluation.viewer import PageRun, ShownTokens, write_page, write_side_by_side
 from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.summary import Summary
 
 pytestmark = pytest.mark.browser
 VIEWS = ("conversation", "tokens", "tools", "data")
@@ -291,6 +293,19 @@ def test_invalid_calls_tools_and_the_reason_are_shown(browser: Browser, tmp_path
         assert page.text_content(".tool summary") == "look called 1×"
         page.click(".tool summary")
         assert '"x": 1' in page.inner_text(".tool")
+
+
+def test_a_regraded_run_and_its_episodes_say_so(browser: Browser, tmp_path: Path) -> None:
+    regraded = episode("t-1", 0, 0.0, info={"regrade": {"reward": 0.75, "difference": ""}})
+    path, summary = tmp_path / "page.html", Summary("pond")
+    summary.add(regraded)
+    part = report(summary, provenance=[{"regraded": "out/base"}])
+    tokens = ShownTokens(lambda env: None)
+    write_page(path, "page", [regraded], tokens=tokens, summary=lambda: {"pond": part})
+    with opened(browser, path) as page:
+        facts = page.locator("#cards .card span").all_text_contents()
+        assert facts[0] == "regraded from out/base"
+        assert "Recorded reward0.75" in (page.text_content("#detail .facts") or "")
 
 
 def test_a_reason_has_a_column_if_a_shown_episode_has_one(browser: Browser, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from toolroll.cli.options import (
 from toolroll.cli.outcomes import files_line, show_outcomes
 from toolroll.cli.serve_command import serve as serve_endpoint
 from toolroll.evaluation.run_config import PANELS, RunConfig, json_object, load_config
-from toolroll.rollout.errors import RolloutError, ToolrollError
+from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.targets import is_target
 from toolroll.rollout.runtime.threads import end_within
@@ -346,6 +346,8 @@ def compare(
 
     Example: toolroll compare out/base out/new --fail-if-worse 0.02
     """
+    if len(folders) < 2:
+        raise UsageError("give at least two folders: the baseline, and what is compared with it")
     from toolroll.cli.compare import as_text, compare_folders, exit_status, json_text
     from toolroll.evaluation.compare import Question
 

@@ -11,7 +11,6 @@ import orjson
 from toolroll.cli.display import listed, shortened
 from toolroll.evaluation.compare import SIGNIFICANT, ComparedRun, Question, compare, read_runs
 from toolroll.evaluation.viewer import PageRun, write_side_by_side
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_directory import read_settings
 
@@ -37,8 +36,6 @@ def compare_folders(
     """Return the comparisons of the first folder with each other one, and messages about lines that
     cannot be read. Write the file `page`, which shows them with their episodes.
     """
-    if len(folders) < 2:
-        raise UsageError("give at least two folders: the baseline, and what is compared with it")
     bad_lines: list[str] = []
     runs = [read_runs(folder, on_bad_line=bad_lines.append) for folder in folders]
     comparisons = compare(runs[0], runs[1:], question)
@@ -108,7 +105,8 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _p(value: float) -> str:
-    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+    digits = 4 if value < 0.1 else 3  # near 0.05, the verdict must be clear
+    return f"p = {value:.{digits}f}" if value >= 0.001 else "p < 0.001"
 
 
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
@@ -123,22 +121,18 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
         if comparison.get("gate", {}).get("open")
         else _verdict(comparison["verdict"], **reward),
         *([_LEAST] if reward["least_error"] else []),
-        _power(comparison, more="power_for" not in comparison),
+        *_power(comparison),
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
     ]
     if coverage["other_data"]:
-        lines.append(f"left out, because their data differ: {_some(coverage['other_data'])}")
+        tasks = _some(coverage["other_data"])
+        lines.append(f"left out without --allow-different tasks, as their data differ: {tasks}")
     if (mcnemar := comparison["mcnemar"]) is not None:
         lines.append(
             "tasks that passed only in the baseline: {worse}, only in the candidate: {better} "
             f"(McNemar's exact test: {_p(mcnemar['p'])})".format_map(mcnemar)
-        )
-    if power := comparison.get("power_for"):
-        lines.append(
-            "a true difference of {difference:g} would be found in {power:.0%} of such "
-            "comparisons, and in 80% with {tasks} tasks".format_map(power)
         )
     if equivalence := comparison.get("equivalence"):
         answer = "" if equivalence["p"] <= SIGNIFICANT else "not "
@@ -167,12 +161,17 @@ def _verdict(verdict: str, *, limit: float, p_holm: float, **_: Any) -> str:
     return f"{verdict}: the mean reward {phrases[verdict]} ({p_value})"
 
 
-def _power(comparison: Mapping[str, Any], *, more: bool) -> str:
-    if comparison["detectable"] > comparison["span"]:
-        return "so few tasks can show no difference of these rewards"
-    claim = f"a true difference of {comparison['detectable']:.3f} would be found in"
-    hint = "; for others: --power-for REWARD" if more else ""
-    return f"{claim} 80% of such comparisons{hint}"
+def _power(comparison: Mapping[str, Any]) -> list[str]:
+    asked = comparison.get("power_for")
+    line = "so few tasks can show no difference of these rewards"
+    if comparison["detectable"] <= comparison["span"]:
+        hint = "" if asked else "; for others: --power-for REWARD"
+        claim = f"a true difference of {comparison['detectable']:.3f} would be found in"
+        line = f"{claim} 80% of such comparisons{hint}"
+    if not asked:
+        return [line]
+    claim = "a true difference of {difference:g} would be found in {power:.0%} of such comparisons"
+    return [line, f"{claim}, and in 80% with {{tasks}} tasks".format_map(asked)]
 
 
 def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:

@@ -306,8 +306,8 @@ def listed(values: Mapping[str, Any]) -> str:
 
 
 def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table: what was played, why episodes ended, invalid calls by kind,
-    and warnings.
+    """Return the lines below the table: what was played, or regraded, why episodes ended, invalid
+    calls by kind, and warnings.
     """
     ends = ", ".join(
         f"{reason} {count}"
@@ -315,6 +315,8 @@ def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
     )
     played = listed(played_with(report["settings"]))
     lines = [f"{name}: {played}"] if played else []
+    regraded = [entry["regraded"] for entry in report["provenance"] if "regraded" in entry]
+    lines += [f"{name}: regraded from {folder}" for folder in regraded[-1:]]
     if ends:
         lines.append(f"{name}: ended by {ends}")
     kinds = ", ".join(

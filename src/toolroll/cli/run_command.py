@@ -201,8 +201,8 @@ async def _play(
     history: Sequence[Provenance],
     earlier: Mapping[str, Any] = {},
 ) -> Outcome:
-    """Play, and return the result. If nothing is left to play, the do-nothing baseline and the time
-    are those of the `earlier` report, if it has them.
+    """Play, and return the result. If no episode is played, the do-nothing baseline is that of the
+    `earlier` report, if it has one. Its time is added, or if nothing is left to play, kept.
     """
     config, before = plan.config, summary.episodes
     runner = runner_of(plan)
@@ -232,7 +232,8 @@ async def _play(
 
     if error is not None and not summary.episodes:
         raise error
-    names = ("do_nothing", "seconds") if summary.episodes == before else ()
+    names = ["do_nothing"] * (summary.episodes == before)
+    names += ["seconds"] * (not remaining(plan.tasks, config.samples, done))
     reused = {name: earlier[name] for name in names if earlier.get(name) is not None}
     if config.do_nothing and stopped is None and error is None and "do_nothing" not in reused:
         with console.status("Playing the do-nothing baseline"):
@@ -241,8 +242,7 @@ async def _play(
         summary,
         floor=floor,
         settings=plan.identity,
-        # also of earlier commands, except those that were killed
-        seconds=display.seconds + ((earlier.get("seconds") if before else None) or 0.0),
+        seconds=display.seconds + (earlier.get("seconds") or 0.0),
         planned={task.id: config.samples for task in plan.tasks},
         allow_unequal=config.allow_unequal,
         provenance=history,

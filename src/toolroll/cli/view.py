@@ -10,6 +10,7 @@ from typing import Any
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import unfinished_sessions
 from toolroll.evaluation.report import read_summary, report_of
+from toolroll.evaluation.run_config import tokenizer_name
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces
 from toolroll.evaluation.viewer.page import PiecesOf
@@ -115,9 +116,7 @@ def pieces_by_model(
             return None
 
     def of(env: str) -> Pieces | None:
-        name = tokenizer or settings.get(env, {}).get("model")
-        if name is None or (tokenizer is None and settings[env].get("agent") == "baseline"):
-            return None
-        return pieces(name)
+        name = tokenizer or tokenizer_name(settings.get(env, {}))
+        return None if name is None else pieces(name)
 
     return of

@@ -50,8 +50,9 @@ def report(
 ) -> dict[str, Any]:
     """Return the part of `summary.json` for one environment.
 
-    `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time.
-    `planned`: the number of samples of each task in a finished run. `provenance`: as in `run.json`.
+    `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time
+    of playing, by all commands that were not killed. `planned`: the number of samples of each task
+    in a finished run. `provenance`: as in `run.json`.
     """
     rewards, sizes = summary.rewards, summary.sizes(planned)
     total = sum(sizes.values())
@@ -216,7 +217,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
     try:
         data = orjson.loads(path.read_bytes())
         if data["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {data['schema_version']!r}, not {SCHEMA_VERSION}")
+            raise UsageError(
+                f"{path} has schema version {data['schema_version']!r}; this toolroll reads "
+                f"{SCHEMA_VERSION}"
+            )
         return dict(data["environments"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

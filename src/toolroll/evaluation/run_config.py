@@ -240,6 +240,11 @@ def played_with(settings: Mapping[str, Any]) -> dict[str, Any]:
     return names | sampling_of(settings)
 
 
+def tokenizer_name(settings: Mapping[str, Any]) -> str | None:
+    """Return the name of the tokenizer in the `settings` of a run. A baseline has none."""
+    return None if settings.get("agent") == "baseline" else settings.get("model")
+
+
 def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `values`, with each of the `sampling_params` that has an option of its
     own moved there. Raise `UsageError` if both are given and differ.

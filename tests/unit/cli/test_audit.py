@@ -5,7 +5,9 @@ import html
 import inspect
 import json
 import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -18,9 +20,11 @@ from support.exports import varied, write_run
 from support.planted import PLANTED, plant
 from support.published_example import example_folder
 from support.qwen import tokenizer_for, trl_template
+from support.results import episode, trajectory
 from support.source import ROOT
 
 from toolroll import UsageError
+from toolroll.rollout.model.tokenizers import embedded_tokenizer_path
 from toolroll.rollout.types import Message
 
 TOKEN_AFTER = "the token after each stop token is trained"
@@ -86,10 +90,18 @@ def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
 
 
 def test_another_tokenizer_is_an_error(played: Played, folder: Path) -> None:
-    other = ("audit", folder / "clean.jsonl", "--model", "embedded")
-    for more in ((), ("--requests", folder / "log")):
-        with pytest.raises(UsageError, match="--model embedded: the turns and messages of no row"):
-            toolroll(*other, *more)
+    """But not if the engine's record decides, a row has no turn to match, or a row has a fault."""
+    rows, other = folder / "clean.jsonl", ("--model", "embedded")
+    with pytest.raises(UsageError, match="--model embedded: the turns and messages of no row"):
+        toolroll("audit", rows, *other)
+    done = toolroll("audit", rows, *other, "--requests", folder / "log", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["unmatched_rows"]) == (0, 2)
+    first, second = played.rows
+    for row in ({**second, "messages": second["messages"][:1]}, {**second, "messages": []}):
+        write(rows, [first, row])
+        assert toolroll("audit", rows, *other).exit_code == 0
+    write(rows, [first, {**second, "logprobs": [9.0] * len(second["input_ids"])}])
+    assert toolroll("audit", rows, *other).exit_code == 1
 
 
 def test_as_json(folder: Path) -> None:
@@ -117,16 +129,37 @@ def test_rows_that_train_nothing_or_lack_tools_are_named(played: Played, folder:
 
 
 def test_a_runs_folder_and_its_own_record(tmp_path: Path) -> None:
-    """Its `run.json` names the tokenizer."""
     run = write_run(tmp_path / "run", varied())
     done = toolroll("audit", run, "--requests", run)
     assert done.exit_code == 0
-    file, rows = run / "run.json", tmp_path / "rows.jsonl"
-    write(rows, [{"input_ids": [*range(100, 120)], "loss_mask": [1] * 20}])
-    file.write_text(file.read_text().replace('"tiny"', '"embedded"'))
-    assert " 101 102 " not in toolroll("audit", rows, "--requests", run).stdout
-    file.unlink()
-    assert " 101 102 " in toolroll("audit", rows, "--requests", run).stdout
+
+
+def test_a_runs_own_tokenizer_decodes_if_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `run.json` that cannot be read does not hide that of the other folder."""
+    part = trajectory()
+    part = replace(part, input_ids=part.input_ids - 60)
+    run = write_run(tmp_path / "run", [episode(trajectories=[part])])
+    log = write_run(tmp_path / "log", [episode(trajectories=[trajectory()])])
+    (log / "run.json").write_text("{")
+    cache = tmp_path / "models--pond--tiny"
+    shutil.copytree(embedded_tokenizer_path(), cache / "snapshots" / "1")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    file = run / "run.json"
+    settings = file.read_text()
+    for model in ("embedded", "pond/tiny"):
+        file.write_text(settings.replace('"tiny"', f'"{model}"'))
+        text = toolroll("audit", run, "--requests", log).stdout
+        assert "  before: IJKL\n   fault: MNO\n   after: PQRST\n" in text
+        assert "--model" not in text
+    monkeypatch.setattr("transformers.AutoTokenizer", None)
+    assert toolroll("audit", run, "--requests", log, "--json").exit_code == 1  # it loads none
+    file.write_text(settings)  # `tiny` is not on this machine, and no hub is asked
+    text = toolroll("audit", run, "--requests", log).stdout
+    assert "   fault: 44 45 46 \n" in text and "shown; --model decodes the ids)" in text
 
 
 # --- a loop that makes its tokens as slime's tau-bench example does -------------------------------

@@ -20,6 +20,9 @@ from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, ser
 from toolroll.testing.serve import load_engine
 
 MINE = """
+import os
+import signal
+
 from toolroll import Environment, Observation, StepResult, Task, UsageError
 
 class Mine(Environment):
@@ -34,6 +37,11 @@ class Mine(Environment):
 
     def reset(self, task, seed):
         self.opened = [task]
+        mode = os.environ.get("MINE_MODE")
+        if mode == "fail":
+            raise RuntimeError("it failed")
+        if mode == "stop":
+            os.kill(os.getpid(), signal.SIGINT)
         Mine.played = getattr(Mine, "played", {})
         sample = Mine.played[task.index] = Mine.played.get(task.index, -1) + 1
         if [task.index, sample] in self.failing:
@@ -223,14 +231,21 @@ def test_a_complete_run_shows_its_table_without_an_engine(run: Any) -> None:
         toolroll(*dead)
 
 
-def test_the_time_is_that_of_all_commands(run: Any) -> None:
-    run("--tasks", 0, "--out", OUT)
-    file = OUT / "summary.json"
-    found = json.loads(file.read_text())
-    found["environments"]["desk"]["seconds"] = 5000.0
-    file.write_text(json.dumps(found))
-    table = rows(run("--tasks", "0-1", "--out", OUT))
-    assert summary()["seconds"] > 5000.0 and table["time"] == f"{summary()['seconds']:.1f} s"
+def test_the_time_is_that_of_all_commands(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All episodes of the first are aborted, the second is stopped before its first one, and
+    nothing is left for the last.
+    """
+    file, earlier = OUT / "summary.json", 0.0
+    for mode, status in (("fail", 1), ("stop", 130), ("play", 0), ("", 0)):
+        monkeypatch.setenv("MINE_MODE", mode)
+        options = ["--tasks", "0-1", "--reruns", 0, "--no-do-nothing", "--out", OUT]
+        result = run(*options, env="mine.py:Mine")
+        found = json.loads(file.read_text())
+        [part] = found["environments"].values()
+        assert (result.exit_code, part["seconds"] > earlier) == (status, bool(mode))
+        assert rows(result)["time"] == f"{part['seconds']:.1f} s"
+        earlier = part["seconds"] = part["seconds"] + 5000.0
+        file.write_text(json.dumps(found))
 
 
 def test_the_command_line_overrules_a_file_of_settings(engine: EmbeddedEngine) -> None:

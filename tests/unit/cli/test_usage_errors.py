@@ -115,7 +115,7 @@ def _in_a_folder_of_its_own(here: Path) -> None:
         ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
         (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has only pond"),
         (["view", "torn"], "torn/summary.json cannot be read ("),
-        (["view", "later"], "(ValueError('schema version 2, not 1')): delete it; toolroll run"),
+        (["view", "later"], "later/summary.json has schema version 2; this toolroll reads 1\n"),
         (["view", "odd"], "odd/run.json cannot be read ("),
         (["engine", "--port", "65536"], "--port: must be at most 65535"),
         (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),

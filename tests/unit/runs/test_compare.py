@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.commands import toolroll
-from support.results import episode
+from support.results import episode, trajectory
 from support.source import ROOT
 
 from toolroll import Episode, StopReason, UsageError
+from toolroll.cli.compare import _p
 from toolroll.evaluation.compare import Question, compare, read_runs
 from toolroll.evaluation.compare.difference import Difference, holm, mcnemar
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -88,6 +90,8 @@ def test_a_task_whose_data_changed_is_left_out() -> None:
     found = comparison(base, other)
     assert (found["coverage"]["tasks"], found["coverage"]["other_data"]) == (1, ["t-1"])
     assert comparison(base, other, allowed=["tasks"])["coverage"]["tasks"] == 2
+    line = "\nleft out without --allow-different tasks, as their data differ: t-1\n"
+    assert line in toolroll("compare", base, other).stdout
 
 
 @pytest.mark.parametrize(
@@ -116,22 +120,37 @@ def test_runs_that_differ_elsewhere_are_refused(kind: str, settings: Any, proven
 
 
 @pytest.mark.parametrize("allowed", [[], ["benchmark"]])
-@pytest.mark.parametrize("ids", ["t", "h"])
-def test_runs_of_other_tasks_are_told_what_to_play(ids: str, allowed: list[str]) -> None:
-    """No option makes a pair: not if the names of tasks are the same by chance, either."""
-    base = folder("a", [replace(one, task_hash="test") for one in many(4, 2)], split="test")
-    others = played({f"{ids}-0": [1.0], f"{ids}-1": [0.0]})
-    others = [replace(one, task_hash="held-out") for one in others]
+@pytest.mark.parametrize(
+    ("ids", "problem", "pairs"),
+    [
+        ("t", "the tasks of the same names have other data", 1),
+        ("h", "the runs have no task in common", 0),
+    ],
+)
+def test_runs_of_other_tasks_are_told_what_to_play(
+    ids: str, problem: str, pairs: int, allowed: list[str]
+) -> None:
+    """The names of other tasks may be the same by chance."""
+    base = folder("a b", [replace(one, task_hash="test") for one in many(4, 2)], split="test")
+    others = [replace(one, task_hash="held-out") for one in played({f"{ids}-0": [1.0]})]
     other = folder("b", others, split="held-out", model="new")
     with pytest.raises(UsageError) as refused:
         comparison(base, other, allowed=allowed)
     assert str(refused.value).splitlines() == [
-        "pond: the runs have no task in common:",
-        "  baseline, a: split test, 4 tasks, such as t-0",
-        f"  candidate, b: split held-out, 2 tasks, such as {ids}-0",
+        f"pond: {problem}:",
+        "  baseline, a b: split test, 4 tasks, such as t-0",
+        f"  candidate, b: split held-out, 1 task, such as {ids}-0",
         "Play the baseline's tasks with the candidate's model, and compare this:",
-        "  toolroll run pond --from a --model new --out FOLDER",
+        "  toolroll run pond --from 'a b' --model new --out FOLDER",
+        *[
+            "To compare the tasks of the same names nevertheless: --allow-different tasks "
+            "--allow-different benchmark"
+        ]
+        * bool(pairs),
     ]
+    if pairs:
+        found = comparison(base, other, allowed=["tasks", "benchmark"])
+        assert found["coverage"]["tasks"] == pairs
 
 
 def test_another_model_is_what_is_compared() -> None:
@@ -141,6 +160,31 @@ def test_another_model_is_what_is_compared() -> None:
         'model: baseline "tiny", candidate "other"',
         "top_p: baseline not set, candidate 0.5",
     ]
+
+
+def test_a_limit_that_the_context_left_is_no_setting() -> None:
+    """Of sessions, whose requests have a limit of their own or none."""
+
+    def played_with(limits: Iterable[int]) -> list[Episode]:
+        part = trajectory()
+        turns = [
+            replace(turn, sampling_params={"max_new_tokens": limit})
+            for turn, limit in zip(part.turns, limits, strict=True)
+        ]
+        return [episode(trajectories=[replace(part, turns=tuple(turns))])]
+
+    starts = [turn.start for turn in trajectory().turns]
+    left = [100 - start for start in starts]
+    runs = {"none": left, "own": [50, 50], "cut": [95, left[1]]}
+    facts = {
+        name: read_runs(folder(name, played_with(limits)))["pond"].facts
+        for name, limits in runs.items()
+    }
+    assert {name: fact.get("max_new_tokens") for name, fact in facts.items()} == {
+        "none": None,
+        "own": 50,
+        "cut": 95,
+    }
 
 
 def test_other_seeds_are_paired_only_if_that_is_allowed() -> None:
@@ -281,6 +325,7 @@ def test_the_table_and_the_markdown_have_the_same_rows() -> None:
         "compared: 40 of 40 tasks, 40 of 40 samples",
         "only in the baseline: 1, only in the candidate: 2 (McNemar's exact test: p = 1.000)",
         "shown to differ by less than 0.5",
+        "would be found in 80% of such comparisons\n",
         "a true difference of 0.03 would be found in ",
         "the mean reward may have changed, or not (p = 0.",
         "worse in 1 task: t-0 1.00 -> 0.00",
@@ -288,6 +333,8 @@ def test_the_table_and_the_markdown_have_the_same_rows() -> None:
         "also different: top_p: baseline not set, candidate 0.5",
     ):
         assert words in table and words in text, words
+    found, asked = (line for line in table.splitlines() if line.startswith("a true difference"))
+    assert "in 80% with" in asked and table.index(found) + len(found) + 1 == table.index(asked)
     assert "---" not in table and "---" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {5}
@@ -344,6 +391,21 @@ def test_what_cannot_be_compared_is_named(arguments: list[str], words: str) -> N
         run.append(episode(env="lake"))
     with pytest.raises(UsageError, match=f"(?s){words}"):
         toolroll("compare", *arguments)
+
+
+def test_what_is_missing_is_named_after_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if "toolroll" in name and "compare" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(UsageError, match="give at least two folders"):
+        toolroll("compare", "a")
+    with pytest.raises(UsageError, match=r'pip install -e "\.\[compare\]"$'):
+        toolroll("compare", "a", "a")
+
+
+def test_a_p_value_near_the_level_has_a_fourth_decimal() -> None:
+    shown = [_p(value) for value in (0.0502, 0.5, 0.0005)]
+    assert shown == ["p = 0.0502", "p = 0.500", "p < 0.001"]
 
 
 # --- the interval: how often it holds the true difference -----------------------------------------

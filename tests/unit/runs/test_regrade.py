@@ -70,6 +70,8 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
     result = toolroll("regrade", recorded, "--out", tmp_path / "again")
     line = "desk: episodes: 24, replayed alike: 24 (100.0%), rewards changed: 0"
     assert (result.exit_code, below_the_table(result.stdout)) == (0, [line])
+    assert f"\ndesk: regraded from {recorded}\n" in result.stdout
+    assert "regraded" not in toolroll("view", recorded).stdout
     assert result.stdout.endswith(f"view {tmp_path / 'again'}\n")
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}

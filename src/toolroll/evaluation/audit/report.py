@@ -32,9 +32,9 @@ class AuditReport:
 
     `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
     which only the engine's record can decide. `with_messages`: the rows that were compared with the
-    template; `unmatched_rows`: those for which this failed. `untrained_rows`: those without a
-    trained token. `without_logprobs`: those with trained tokens and no logprob. `delivered_tokens`:
-    the sampled tokens of the record that are trained, or None.
+    template; `unmatched_rows`: those with a trained turn that was not found in the messages.
+    `untrained_rows`: those without a trained token. `without_logprobs`: those with trained tokens
+    and no logprob. `delivered_tokens`: the sampled tokens of the record that are trained, or None.
     """
 
     record: EngineRecord | None = None
@@ -66,8 +66,8 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll audit --json`."""
         names = (
-            "rows faulty_rows with_messages untrained_rows without_logprobs trained_tokens "
-            "delivered_tokens"
+            "rows faulty_rows with_messages unmatched_rows untrained_rows without_logprobs "
+            "trained_tokens delivered_tokens"
         ).split()
         kinds = {
             name: {
@@ -109,7 +109,9 @@ def audit(
         if template is not None and row.messages:
             report.with_messages += 1
             compared = template.check(row)
-            report.unmatched_rows += any(fault.kind == UNMATCHED for fault in compared)
+            has_turn = any(message.get("role") == "assistant" for message in row.messages)
+            is_unmatched = any(fault.kind == UNMATCHED for fault in compared)
+            report.unmatched_rows += has_turn and is_unmatched  # of trained tokens only
             faults += compared
         if record is not None:
             served, delivered = served_faults(row, record)

@@ -6,6 +6,7 @@ aborted. Runs that differ in more than the model are refused, unless the differe
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -90,7 +91,7 @@ def compare(
     ]
     if not runs:
         names = [", ".join(sorted(run)) or "no finished episode" for run in (base, *candidates)]
-        again = "".join(_play_again(base[env], "MODEL") for env in sorted(base)[:1])
+        again = _play_again(base[min(base)], "MODEL") if base else ""
         raise UsageError(f"the runs have no environment in common: {'; '.join(names)}{again}")
     level = SIGNIFICANT / len(runs)
     comparisons = [_compared(*pair_of_runs, question, level) for pair_of_runs in runs]
@@ -132,7 +133,7 @@ def _compared(
         )
     if not pairing.pairs:
         count = len(pairing.coverage["other_data"])
-        other = f", and {count} tasks have other data (to allow it: --allow-different {TASKS})"
+        other = f"; tasks with other data: {count} (to allow it: --allow-different {TASKS})"
         raise UsageError(f"{runs} have no graded sample in common{other if count else ''}")
     rewards = pairing.rewards
     return {
@@ -152,7 +153,9 @@ def _compared(
 
 
 def _refuse_other_tasks(base: ComparedRun, candidate: ComparedRun, pairing: Pairing) -> None:
-    """Raise `UsageError` if the runs played other tasks, so that no option makes a useful pair."""
+    """Raise `UsageError` if the runs played other tasks: no name is in both, or the runs have other
+    splits, and other data for each name that is in both.
+    """
     runs = base, candidate
     common = base.tasks.keys() & candidate.tasks.keys()
     splits = [run.facts.get("split") for run in runs]
@@ -160,21 +163,25 @@ def _refuse_other_tasks(base: ComparedRun, candidate: ComparedRun, pairing: Pair
         return
     if not pairing.pairs:
         played = [
-            f"{side}, {run.folder}: split {split or 'not recorded'}, {len(run.tasks)} tasks, such "
-            f"as {min(run.tasks)}"
+            f"{side}, {run.folder}: split {split or 'not recorded'}, {len(run.tasks)} "
+            f"task{'s' * (len(run.tasks) > 1)}, such as {min(run.tasks)}"
             for side, split, run in zip(("baseline", "candidate"), splits, runs, strict=True)
         ]
         again = _play_again(base, candidate.facts.get("model") or "MODEL")
-        raise UsageError(
-            "\n  ".join([f"{base.env}: the runs have no task in common:", *played]) + again
-        )
+        problem = "the runs have no task in common"
+        if common:
+            problem = "the tasks of the same names have other data"
+            options = f"--allow-different {TASKS} --allow-different benchmark"
+            again += f"\nTo compare the tasks of the same names nevertheless: {options}"
+        raise UsageError("\n  ".join([f"{base.env}: {problem}:", *played]) + again)
 
 
 def _play_again(base: ComparedRun, model: str) -> str:
     """Return the command that makes a candidate for `base`, or "" if no command made `base`."""
     if not base.facts.get("split"):
         return ""
-    command = f"toolroll run {base.env} --from {base.folder} --model {model} --out FOLDER"
+    words = f"toolroll run {base.env} --from".split()
+    command = shlex.join([*words, base.folder, "--model", model, "--out", "FOLDER"])
     return f"\nPlay the baseline's tasks with the candidate's model, and compare this:\n  {command}"
 
 

@@ -15,7 +15,9 @@ try:
     from scipy.stats import binomtest
     from scipy.stats import t as student
 except ImportError as error:
-    raise UsageError("comparing runs needs scipy: pip install scipy") from error
+    raise UsageError(
+        'comparing runs needs scipy, the extra `compare` of toolroll: pip install -e ".[compare]"'
+    ) from error
 
 LEVEL = 0.95
 POWER = 0.8

@@ -33,8 +33,9 @@ class ComparedRun:
 
     `recorded` are the settings and the latest provenance in `run.json`, or empty if there is none.
     `tasks` has the samples of each task. `sampled` has the values of each sampling parameter with
-    which turns were sampled, and `environments` those of the environment's hash. `unfinished` says
-    how many episodes there are, if the run is to have more.
+    which turns were sampled, except `max_new_tokens`: `limits` has it with the length that the
+    sequence would have with as many tokens. `environments` has the values of the environment's
+    hash. `unfinished` says how many episodes there are, if the run is to have more.
     """
 
     folder: str
@@ -42,6 +43,7 @@ class ComparedRun:
     recorded: Mapping[str, Any] = field(default_factory=dict)
     tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
     sampled: dict[str, list[Any]] = field(default_factory=dict)
+    limits: set[tuple[int, int]] = field(default_factory=set)
     environments: set[str] = field(default_factory=set)
     unfinished: str | None = None
 
@@ -49,8 +51,12 @@ class ComparedRun:
     def facts(self) -> dict[str, Any]:
         """What is recorded, by name. What the turns were sampled with replaces what was set."""
         turns = {name: _shown(values) for name, values in self.sampled.items()}
-        if "max_new_tokens" in self.recorded:  # a turn has less, if the context leaves less
-            turns.pop("max_new_tokens", None)
+        limits = sorted({limit for limit, _ in self.limits})
+        if len(limits) > 1:  # those that reach its end are what the context left
+            context = max(end for _, end in self.limits)
+            limits = sorted({limit for limit, end in self.limits if end < context})
+        if limits and "max_new_tokens" not in self.recorded:
+            turns["max_new_tokens"] = _shown(limits)
         return {**self.recorded, **turns}
 
     @property
@@ -70,7 +76,9 @@ class ComparedRun:
         self.environments.add(episode.environment)
         for trajectory in result.trajectories:
             for turn in trajectory.turns:
-                for name in turn.sampling_params.keys() - {"sampling_seed"}:
+                if (limit := turn.sampling_params.get("max_new_tokens")) is not None:
+                    self.limits.add((limit, limit + turn.start))
+                for name in turn.sampling_params.keys() - {"sampling_seed", "max_new_tokens"}:
                     values = self.sampled.setdefault(name, [])
                     if turn.sampling_params[name] not in values:
                         values.append(turn.sampling_params[name])

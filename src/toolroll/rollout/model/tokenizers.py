@@ -91,6 +91,16 @@ def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
         hub.setLevel(level)
 
 
+def local_name(name: str) -> str | None:
+    """Return the name with which `load_tokenizer` loads the tokenizer `name` without a network, or
+    None if it is neither in this package nor a folder, nor in the local cache of the hub.
+    """
+    if name in ("embedded", DESK_MODEL) or Path(name).is_dir():
+        return name
+    cached = _cached(name, "tokenizer_config.json")
+    return None if cached is None else str(Path(cached).parent)
+
+
 _NOT_HERE = (
     "%r is not on this machine: looking for it on the hub, which takes about a minute without a "
     "network (HF_HUB_OFFLINE=1: no look)"

@@ -212,6 +212,7 @@ function fillPanel(panel) {
       fact("Stop reason", row.stop),
       fact("Turns", number(row.turns)),
       fact("Calls", number(row.calls)),
+      detail.info.regrade ? fact("Recorded reward", number(detail.info.regrade.reward)) : null,
       row.invalid
         ? fact(
             "Invalid calls",

@@ -59,16 +59,18 @@ const SAMPLING = [
   "max_new_tokens",
 ];
 
-// Return the model, the sampling parameters and the latest date of a run.
+// Return the model, the sampling parameters and the latest date of a run, and what it regrades.
 function playedWith(settings, provenance) {
   const own = Object.fromEntries(SAMPLING.map(name => [name, settings[name]])),
     params = Object.entries({ ...own, ...settings.sampling_params })
       .filter(([, value]) => value !== null && value !== undefined)
       .map(([name, value]) => name + " " + (typeof value === "object" ? pretty(value) : value));
   const dates = provenance.map(entry => (entry.date || "").slice(0, 10)).sort();
+  const regraded = provenance.map(entry => entry.regraded).filter(Boolean).at(-1);
   const split = settings.split ? "split " + settings.split : null,
     given = Object.keys(settings.env_args || {}).length ? pretty(settings.env_args) : null;
-  return [split, settings.model, given, params.join(", "), dates.at(-1)];
+  const from = regraded ? "regraded from " + regraded : null;
+  return [split, settings.model, given, params.join(", "), dates.at(-1), from];
 }
 
 const BINS = 16;
