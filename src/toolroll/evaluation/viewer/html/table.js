@@ -2,19 +2,19 @@
 
 // In the order of `rank`, as many columns are shown as fit.
 const COLUMNS = [
-  { key: "task", words: "Task", width: 150, keep: true, rank: 0 },
+  { key: "task", words: "Task", keep: true, rank: 0 },
   { key: "sample", words: "#", title: "Sample", width: 36, num: true, keep: true, rank: 1 },
   { key: "baseline", words: "Baseline", title: "Reward of the baseline", width: 66, num: true, rank: 1 },
-  { key: "reward", words: "Reward", width: 72, num: true, keep: true, rank: 1 },
+  { key: "reward", words: "Reward", width: 66, num: true, keep: true, rank: 1 },
   { key: "change", words: "Change", title: "Change of the reward", width: 66, num: true, rank: 1 },
-  { key: "reason", words: "Reason", title: "Reason for the reward", width: 100, rank: 2 },
-  { key: "turns", words: "Turns", width: 60, num: true, keep: true, rank: 3 },
-  { key: "calls", words: "Calls", width: 60, num: true, keep: true, rank: 4 },
-  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true, rank: 3 },
+  { key: "reason", words: "Reason", title: "Reason for the reward", rank: 2 },
+  { key: "turns", words: "Turns", width: 54, num: true, keep: true, rank: 3 },
+  { key: "calls", words: "Calls", width: 54, num: true, keep: true, rank: 4 },
+  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 60, num: true, rank: 3 },
   { key: "forks", words: "Forks", width: 66, num: true, rank: 4 },
-  { key: "tokens", words: "Tokens", width: 78, num: true, keep: true, rank: 5 },
-  { key: "trained", words: "Trained", title: "Trained tokens", width: 80, num: true, rank: 6 },
-  { key: "seconds", words: "Seconds", width: 84, num: true, keep: true, rank: 7 },
+  { key: "tokens", words: "Tokens", width: 68, num: true, keep: true, rank: 5 },
+  { key: "trained", words: "Trained", title: "Trained tokens", width: 70, num: true, rank: 6 },
+  { key: "seconds", words: "Seconds", width: 76, num: true, keep: true, rank: 7 },
   { key: "status", words: "Status", width: 100, rank: 3 },
   { key: "stop", words: "Stop reason", width: 130, rank: 5 },
   { key: "env", words: "Environment", width: 170, rank: 3 },
@@ -33,12 +33,14 @@ function chooseColumns() {
     longest = key => shown.reduce((most, row) => Math.max(most, row[key].length), 0);
   const differs = key => state.rows.some(row => row[key] !== state.rows[0][key]);
   let space = at("list").clientWidth - 24 - SCROLLBAR;
-  const forReason = Math.round(Math.min(8 * longest("reason") + 24, 0.38 * space));
+  // These columns are as wide as their longest text, within limits (in pixels).
+  const byContent = {
+    task: Math.max(90, Math.min(8 * longest("task") + 36, 150)),
+    reason: Math.max(100, Math.round(Math.min(8 * longest("reason") + 24, 0.38 * space))),
+  };
   const useful = COLUMNS.filter(({ key, keep }) =>
     key === "reason" ? reasons > 0 : keep || differs(key),
-  ).map(column =>
-    column.key === "reason" ? { ...column, width: Math.max(column.width, forReason) } : column,
-  );
+  ).map(column => ({ ...column, width: byContent[column.key] ?? column.width }));
   // The column by which the table is sorted is shown before others, and a reason that few have late.
   const rankOf = ({ key, rank }) =>
     key === "task" ? 0 : key === sortKey() ? 0.5 : key === "reason" && reasons < 1 / 4 ? 7 : rank;
