@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.sglang_names import TEXTS
@@ -142,6 +142,11 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
         default="end",
         description="When to sync episodes to disk: after each one, or at the end of the run.",
     )
+
+    @field_validator("sampling_params")
+    @classmethod
+    def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
+        return params  # the command checks them, unless the server of a baseline does
 
     @model_validator(mode="before")
     @classmethod

@@ -40,6 +40,7 @@ from yarl import URL
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.runtime.param_names import check_params
 
 _USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE | re.DOTALL)
 
@@ -410,6 +411,15 @@ class RunSettings(EpisodeLimits, ProcessSettings):
     def _one_reply(cls, params: dict[str, Any]) -> dict[str, Any]:
         if params.get("n", 1) != 1:
             raise ValueError(f"n must be 1, not {params['n']!r}, because a turn has one reply")
+        return params
+
+    @field_validator("sampling_params")
+    @classmethod
+    def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
+        try:  # an agent may play another server, whose other names are less close than max_tokens
+            check_params(params, cutoff=0.82)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
         return params
 
     def params_of(self, seed: int) -> dict[str, Any]:

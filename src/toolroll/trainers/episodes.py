@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from toolroll.evaluation.certify import certify
-from toolroll.rollout.engine.sampling_params import check_params
 from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.episode import Agent, InteractionResult
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, error_in
@@ -31,6 +30,7 @@ from toolroll.rollout.runs.registry import (
     user_maker,
 )
 from toolroll.rollout.runs.runner import checked_result, episode_seed, failed_result
+from toolroll.rollout.runtime.param_names import check_params
 from toolroll.rollout.session.session import CONTEXT
 from toolroll.rollout.settings import (
     AgentSettings,

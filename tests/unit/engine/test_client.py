@@ -16,18 +16,18 @@ from support.loop_clock import skip
 from support.patience import PATIENCE
 from support.tiers import costly
 
-from toolroll import Engine, GenerateRequest
+from toolroll import Engine, GenerateRequest, RunSettings
 from toolroll.rollout.engine.errors import from_exception, from_response
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.sampling_params import (
     DEFAULT_MAX_NEW_TOKENS,
     DROPPED_BY_SMG,
-    KNOWN,
-    check_params,
+    check_dropped,
     effective_params,
 )
 from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
 from toolroll.rollout.media import Image
+from toolroll.rollout.runtime.param_names import KNOWN, check_params
 from toolroll.testing import Fault, Reply, fault_at, script
 
 # --- what is sent ---------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_an_unknown_name_is_sent_unless_a_router_drops_it() -> None:
     assert check_params({"bogus": 1, "top_k": 5}) == {"bogus"}
     assert check_params({"stop": "x", "lora_path": "y", "bogus": "z"}) == {"bogus"}
     with pytest.raises(UsageError, match="the router silently drops the sampling parameter 'bogu"):
-        check_params({"bogus": 1}, dropped=DROPPED_BY_SMG)
+        check_dropped({"bogus": 1}, DROPPED_BY_SMG)
     for wrong, words in (
         ({"max_tokens": 1}, "'max_tokens'; did you mean 'max_new_tokens'"),
         ({"temperature": "0.5"}, r"parameter temperature cannot be the text '0\.5'"),
@@ -393,6 +393,10 @@ def test_an_unknown_name_is_sent_unless_a_router_drops_it() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             check_params(wrong)
+    for wrong in {"temprature": 1}, {"max_tokens": 1}, {"temperature": "0.5"}:
+        with pytest.raises(UsageError, match="^sampling_params: .* sampling parameter"):
+            RunSettings(sampling_params=wrong)
+    assert RunSettings(sampling_params={"max_completion_tokens": 1, "tool_choice": "auto"})
 
 
 def test_facts_are_read_where_they_stand() -> None:

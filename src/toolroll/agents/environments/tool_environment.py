@@ -335,6 +335,11 @@ def _shown(call: PlayedCall) -> Message:
 class ToolEnvironmentFactory(Factory):
     """The `EnvironmentFactory` that `tool_environment` returns."""
 
+    settings_hint = (
+        ". To support settings, make NAME in FILE.py:NAME a function that takes them and returns "
+        "the environment"
+    )
+
     def __init__(
         self, rules: _Rules, tasks: Mapping[str, Sequence[Task]], name: str, description: str
     ) -> None:
@@ -361,11 +366,7 @@ class ToolEnvironmentFactory(Factory):
 
     def make(self, options: EnvironmentOptions) -> ToolEnvironment:
         """Return the environment of one episode. Raise `UsageError` for any setting."""
-        self.check_settings(
-            options,
-            hint=". To support settings, make NAME in FILE.py:NAME a function that takes them and "
-            "returns the environment",
-        )
+        self.check_settings(options.settings)
         return ToolEnvironment(self._rules)
 
     def reference(self, task: Task) -> Sequence[Action] | None:

@@ -14,7 +14,8 @@ from toolroll.rollout.engine.resume import (
     generate_resumed,
     is_cut,
 )
-from toolroll.rollout.engine.sampling_params import LORA_PATH, effective_params, request_fields
+from toolroll.rollout.engine.sampling_params import effective_params, request_fields
+from toolroll.rollout.runtime.param_names import LORA_PATH
 from toolroll.rollout.engine.stream import Progress
 
 __all__ = [

@@ -28,11 +28,13 @@ _QUOTED = _WORDS.keys() - {"missing", "extra_forbidden", "string_too_short"}
 _LONGEST = 100
 
 
-def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(
+    name: str, names: Iterable[str], otherwise: str = "", *, cutoff: float = 0.6
+) -> str:
     """Return `; did you mean 'NAME'?` with the closest of `names`, or `otherwise` if none is
     close.
     """
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else otherwise
 
 
