@@ -35,7 +35,7 @@ from toolroll.rollout.environment import (
     Task,
 )
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
-from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.runtime.jsonable import finite, plain, shown
 from toolroll.rollout.runtime.signature import Signature
 from toolroll.rollout.types import Message
 
@@ -195,6 +195,8 @@ class _Named:
             raise UsageError(f"{what} is async: write it as a plain function (it runs in a thread)")
         self._what = what
         self._function = function
+        code = getattr(function, "__code__", None)
+        self.name = what if code is None else f"{what} in {Path(code.co_filename).name}"
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:  # a built-in type such as dict: it is called without arguments
@@ -261,10 +263,11 @@ class ToolEnvironment(Environment):
             rule = rules.reward(
                 task=self._task, final=action.content, calls=list(self._calls), state=self._state
             )
-            if isinstance(rule, tuple):
+            if isinstance(rule, tuple) and len(rule) == 2:
                 rule, reason = rule
-            if rule is None:
-                raise EnvironmentFailure("reward returned None; it must return a number")
+            if finite(rule) is None:
+                must = f"returned {shown(rule)}: it must return a number"
+                raise EnvironmentFailure(f"{rules.reward.name} {must}")
         if rules.judge is None:
             info = {"reward_reason": reason} if reason else {}
             return StepResult(reward=rule, done=True, info=info)
