@@ -394,7 +394,7 @@ def test_an_unknown_name_is_sent_unless_a_router_drops_it() -> None:
         with pytest.raises(UsageError, match=words):
             check_params(wrong)
     for wrong in {"temprature": 1}, {"max_tokens": 1}, {"temperature": "0.5"}:
-        with pytest.raises(UsageError, match="^sampling_params: .* sampling parameter"):
+        with pytest.raises(UsageError, match=r"^sampling_params: .* sampling parameter"):
             RunSettings(sampling_params=wrong)
     assert RunSettings(sampling_params={"max_completion_tokens": 1, "tool_choice": "auto"})
 
