@@ -258,15 +258,17 @@ class ToolEnvironment(Environment):
         """Execute the calls, or grade the final reply."""
         if action.tool_calls:
             return StepResult([self._answer(call) for call in action.tool_calls])
-        rules, rule, reason = self._rules, None, ""
+        rules, reason = self._rules, ""
+        rule: float | None = None
         if rules.reward is not None:
-            rule = rules.reward(
+            returned: Any = rules.reward(
                 task=self._task, final=action.content, calls=list(self._calls), state=self._state
             )
-            if isinstance(rule, tuple) and len(rule) == 2:
-                rule, reason = rule
-            if finite(rule) is None:
-                must = f"returned {shown(rule)}: it must return a number"
+            if isinstance(returned, tuple) and len(returned) == 2:
+                returned, reason = returned
+            rule = finite(returned)
+            if rule is None:
+                must = f"returned {shown(returned)}: it must return a number"
                 raise EnvironmentFailure(f"{rules.reward.name} {must}")
         if rules.judge is None:
             info = {"reward_reason": reason} if reason else {}
