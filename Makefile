@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
 # --no-compile: pip would compile every module. Python compiles a module when it is first imported.
-# --no-warn-conflicts: pip would name the dependencies of bfcl-eval that are left out on purpose.
+# --no-warn-conflicts: pip would name dependencies that are left out on purpose.
 INSTALL := $(VENV)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-warn-conflicts
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
@@ -201,10 +201,13 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
 	touch $@
 
-# The dependencies of bfcl-eval take 6.4 GB. Its multi-turn part needs only mpmath (the extra `bfcl`).
+# The dependencies of bfcl-eval take 6.4 GB. Its multi-turn part needs only mpmath (the extra `bfcl`). Without their names, later
+# calls of pip do not complain that they are missing.
 $(VENV)/.base: $(VENV)/.made pyproject.toml
 	$(INSTALL) -e ".[bfcl]"
 	$(INSTALL) --no-deps $(BFCL)
+	sed -i.bak '/^Requires-Dist/d' $(VENV)/lib/python*/site-packages/bfcl_eval-*.dist-info/METADATA
+	rm $(VENV)/lib/python*/site-packages/bfcl_eval-*.dist-info/METADATA.bak
 	touch $@
 
 $(VENV)/.quick: $(VENV)/.base tests/requirements.txt tests/requirements-data.txt

@@ -112,7 +112,7 @@ class CardsFactory(Factory):
 
     def make(self, options: EnvironmentOptions) -> Cards:
         """Return a new environment. Raise `UsageError` for a setting."""
-        self.check_settings(options)
+        self.check_settings(options.settings)
         return Cards()
 
     def reference(self, task: Task) -> Sequence[Action]:

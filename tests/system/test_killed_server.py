@@ -253,7 +253,8 @@ async def test_ctrl_c_finishes_sessions_and_others_leave_them(tmp_path: Path) ->
                 killed = number == signal.SIGKILL
                 assert server.process.wait(PATIENCE) == -9 * killed, server.log_tail()
             assert len(list(read_episodes(out))) == finished
-            words = f"has {finished} finished sessions; {left} unfinished ones continue"
+            words = f"has finished sessions: {finished}; unfinished (the next start continues them)"
+            words += f": {left}"
             assert killed or words in server.log_tail()
     episodes = {one.task_id: one.result for one in read_episodes(out)}
     for talk, [name] in zip(talks, names, strict=True):

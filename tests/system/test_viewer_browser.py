@@ -368,15 +368,22 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     pairs = {("pond", f"task-number-{n:04}", 0): 0 for n in range(5000)}
     runs = [PageRun("out/base", run(3), {}, {}), PageRun("out/new", run(7), {}, pairs)]
-    write_side_by_side(file, "compared", runs, ["pond: better"])
+    lines = f"pond: baseline {'a/' * 50}, candidate b: better\nThe reason.\nThe power."
+    write_side_by_side(file, "compared", runs, [lines + "\n\ntable" + "\n1 | 2" * 30])
     return file
 
 
 def test_two_runs_are_side_by_side_with_flips_first(browser: Browser, compared: Path) -> None:
-    with opened(browser, compared) as page:
+    with opened(browser, compared, viewport={"width": 1280, "height": 800}) as page:
         assert page.locator("*").count() < 1200, "only the rows in sight are in the document"
         assert page.get_attribute("#grid", "aria-rowcount") == "5001"
-        assert page.text_content("#cards") == "pond: better"
+        card, lines = page.locator("pre.card"), page.locator("pre.card span")
+        box, above = card.bounding_box(), lines.bounding_box()
+        assert box is not None and above is not None
+        assert above["y"] + above["height"] <= box["y"] + box["height"] < 400, "all is in sight"
+        ends = page.locator("#plots svg").all_text_contents()
+        assert ends == ["01", "12", "2"], "equal values have one"
+        assert lines.inner_text().endswith("The power.") and "1 | 2" in card.inner_text()
         assert page.locator("#rows .c-change").first.text_content() == "-1"
         assert headings(page) == [title("task-number-0007")] * 2
         assert page.locator(".panel .chip").all_text_contents() == ["reward 1", "reward 0"]

@@ -41,7 +41,7 @@ def compare_folders(
     comparisons = compare(runs[0], runs[1:], question)
     if page is not None:
         shown = [_page_run(*pair, runs[0], question) for pair in zip(folders, runs, strict=True)]
-        texts = [as_text(comparison, markdown=False) for comparison in comparisons]
+        texts = [as_text(comparison, table_last=True) for comparison in comparisons]
         names = " and ".join(folder.resolve().name for folder in folders)
         write_side_by_side(page, f"toolroll: {names}", shown, texts)
     return comparisons, shortened(bad_lines)
@@ -71,8 +71,12 @@ def json_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
     return orjson.dumps(content, option=orjson.OPT_INDENT_2).decode()
 
 
-def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
-    """Return one comparison as a title, a table and lines, as plain text or as Markdown."""
+def as_text(
+    comparison: Mapping[str, Any], *, markdown: bool = False, table_last: bool = False
+) -> str:
+    """Return one comparison as a title, a table and lines, as plain text or as Markdown. A page has
+    the table last.
+    """
     title = "{env}: baseline {base}, candidate {candidate}: {verdict}".format_map(comparison)
     rows = [_HEADER, *([_RULE] if markdown else []), *_rows(comparison)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -84,7 +88,8 @@ def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
     if markdown:
         title, table = f"**{title}**", [f"| {row} |" for row in table]
         lines = [f"- {line}" for line in lines]
-    return "\n".join([title, "", *table, "", *lines, ""])
+    parts = [title, *lines, "", *table] if table_last else [title, "", *table, "", *lines]
+    return "\n".join([*parts, ""])
 
 
 def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -116,13 +121,13 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     played = [f"baseline: {before}", f"candidate: {after}"]
     lines = [
         *(f"WARNING: {side}: {line}" for side, line in comparison["unfinished"].items() if line),
-        *([f"both: {before}"] if before == after else played),
         "inconclusive: a run is not finished"
         if comparison.get("gate", {}).get("open")
         else _verdict(comparison["verdict"], **reward),
         *([_LEAST] if reward["least_error"] else []),
         *_power(comparison),
         *_gate_lines(comparison),
+        *([f"both: {before}"] if before == after else played),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
     ]

@@ -80,7 +80,7 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
         if stopped is not None:
             print_line(console, "Stopped while waiting; the same command continues from here.")
             raise typer.Exit(128 + stopped)
-        return await play(plan, console, recorded=recorded)
+        return await play(plan, console, recorded=recorded, sampling=_sampling(config, plan))
 
 
 async def _check_servers(plan: Plan, settings: RunConfig, console: Console) -> None:
@@ -94,7 +94,6 @@ async def _check_servers(plan: Plan, settings: RunConfig, console: Console) -> N
             await _check_engine(plan.served, console, allow_mismatch=allow)
             status.update("Checking the chat template")
             await _check_template(plan.served, console)
-            _print_sampling(settings, plan.config, console)
             if settings.model == DESK_MODEL and settings.env_args.get("policy") != "brief":
                 print_line(console, _NOT_TRAINED)
 
@@ -113,12 +112,16 @@ def _check_sampling(params: Mapping[str, Any]) -> None:
         raise UsageError(f"--sampling-params: {complaints(error)}") from error
 
 
-def _print_sampling(settings: RunConfig, used: RunConfig, console: Console) -> None:
-    """Print the sampling parameters, and which come from the model's generation_config.json."""
-    names = SamplingOptions.model_fields
+def _sampling(settings: RunConfig, plan: Plan) -> str:
+    """Return a line with the sampling parameters, and which of them come from the model's
+    generation_config.json. Return "" without a served model.
+    """
+    if plan.served is None:
+        return ""
+    names, used = SamplingOptions.model_fields, plan.config
     filled = [name for name in names if getattr(settings, name) != getattr(used, name)]
     origin = f"; from the model's generation_config.json: {', '.join(filled)}" if filled else ""
-    print_line(console, f"sampling: {listed(sampling_of(used.identity))}{origin}")
+    return f"sampling: {listed(sampling_of(used.identity))}{origin}"
 
 
 async def play(
@@ -127,9 +130,11 @@ async def play(
     *,
     produced_by: Mapping[str, Any] | None = None,
     recorded: RecordedRun | None = None,
+    sampling: str = "",
 ) -> Outcome:
     """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
-    progress. `produced_by` is added to the provenance in `run.json`.
+    progress. `produced_by` is added to the provenance in `run.json`. The line `sampling` is printed
+    if the folder can be continued.
 
     SIGINT and SIGTERM end the run early.
     """
@@ -140,6 +145,8 @@ async def play(
         for line in recorded.differences(plan.identity, now) or ["nothing"]:
             print_line(console, f"{env}: different from the recorded run: {line}")
     if out is None:
+        if sampling:
+            print_line(console, sampling)
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset(), [now])
     with RunDirectory(
@@ -150,6 +157,8 @@ async def play(
         provenance=now,
         planned=remaining(plan.tasks, plan.config.samples, ()),
     ) as folder:
+        if sampling:
+            print_line(console, sampling)
         await _close_left(plan, out)
         # A damaged file is an error before the episodes, not after them.
         earlier = read_summary(out).get(env, {})

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.param_names import check_params
 from toolroll.rollout.settings import Settings, Verify
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -183,8 +184,6 @@ def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     misspelled name or a text instead of a number, and pydantic's `ValidationError` for other values
     that are not valid.
     """
-    from toolroll.rollout.engine.sampling_params import check_params
-
     defaults = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
     check_params(params)
     if "logit_bias" in defaults:

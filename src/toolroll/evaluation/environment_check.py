@@ -153,7 +153,9 @@ class _Questions:
         references = [(task, self.factory.reference(task)) for task in self.tasks]
         solved = [(task, actions) for task, actions in references if actions is not None]
         if not solved:
-            raise _NotApplicableError("the environment has no reference actions")
+            raise _NotApplicableError(
+                "the tasks have no reference actions, so no solution was graded"
+            )
         wrong = []
         for task, actions in solved:
             result = await self._play(task, 0, actions)

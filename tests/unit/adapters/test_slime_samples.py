@@ -248,9 +248,11 @@ def test_settings_are_documented_and_refused_before_a_job() -> None:
         "chat_template": "x",
         "max_turns": 3,
         "env_args": None,
+        "temperature": 1.0,
+        "samples": 2,
     }
-    given = Namespace(toolroll_env="desk", toolroll_max_turns=8, toolroll_verify=False, **others)
-    assert read_settings(given) == SlimeSettings(env="desk", max_turns=8, verify="off")  # as YAML
+    named = Namespace(toolroll_env="desk", toolroll_max_turns=8, toolroll_verify=False, **others)
+    assert read_settings(named) == SlimeSettings(env="desk", max_turns=8, verify="off")  # as YAML
     policy = {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}}
     for given, words in (
         (policy, "only the setting policy"),
@@ -260,13 +262,22 @@ def test_settings_are_documented_and_refused_before_a_job() -> None:
             "base_url: must be given; model: must be given; modl: is not a setting",
         ),
         ({"toolroll-max-turns": 8}, "did you mean 'toolroll_max_turns'"),
-        ({"env": "desk"}, "env has no effect: write toolroll_env"),
+        ({"toolroll-engine": "http://e:1"}, "toolroll-engine .* use slime's --sglang-router-ip"),
+        ({"toolroll-max-turn": 8}, "did you mean 'toolroll_max_turns'"),
         ({"toolroll_engine": "http://e:1"}, "use slime's --sglang-router-ip and --sglang-router-p"),
         ({"toolroll_samples": 4}, "toolroll_samples .* use slime's --n-samples-per-prompt instead"),
         ({"toolroll_episode_timeout": 9}, "only `toolroll run` has episode_timeout"),
     ):
         with pytest.raises(UsageError, match=words):
             EpisodeSettings.checked(read_settings(Namespace(**given)))
+
+
+def test_a_setting_without_the_prefix_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Other code may read it."""
+    for args in {"max_turns": 3}, {"max_turns": 4}, {"user": "x", "toolroll_user": None}:
+        assert read_settings(Namespace(**args)) == SlimeSettings()
+    [message] = caplog.messages
+    assert "max_turns has no effect on toolroll: write toolroll_max_turns" in message
 
 
 # --- images ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
 from toolroll.rollout.environment import Environment, EnvironmentOptions, Observation, StepResult
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runtime.jsonable import shown
 from toolroll.rollout.types import Message
 from toolroll.testing import play_episode
 
@@ -222,9 +223,13 @@ def test_a_reward_gets_what_it_names_and_returns_a_number() -> None:
     assert env.reference(env.tasks("test")[0]) is None
     assert step(episode, text="bye").reward == 0.5
     assert given == [([], {})]
-    episode, _ = begin(define(reward=lambda task: None))
-    with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
-        step(episode, text="Done.")
+    wrong: Any
+    for wrong in None, "yes", ("yes", "why"), (0.0, "why", 1):
+        episode, _ = begin(define(reward=lambda wrong=wrong: wrong))
+        given = wrong[0] if wrong and len(wrong) == 2 else wrong
+        words = f"reward in {Path(__file__).name} returned {shown(given)}: it must return a number"
+        with pytest.raises(EnvironmentFailure, match=re.escape(words)):
+            step(episode, text="Done.")
     episode, _ = begin(define(reward=lambda final: (0.0, "too late")))
     graded = StepResult(reward=0.0, done=True, info={"reward_reason": "too late"})
     assert step(episode, text="ok") == graded

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from rich.status import Status
 from support.commands import run_command, toolroll
-from typer.testing import Result
+from typer.testing import CliRunner, Result
 
 from toolroll import UsageError, read_episodes
+from toolroll.cli.app import app
 from toolroll.rollout.model.tokenizers import desk_model_path, load_embedded_tokenizer
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
@@ -211,8 +212,11 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(run: Any, engine: Embedd
     assert (rows(grown)["episodes"], rows(grown)["do-nothing baseline"]) == ("6", "-")
     keys = [(found.task_id, found.sample) for found in read_episodes(OUT)]
     assert len(keys) == len(set(keys)) == 6
-    with pytest.raises(UsageError, match=r"temperature: recorded 1.0, now 0.5\n"):
-        run("--tasks", "0-2", "--samples", 2, "--out", OUT, "--temperature", 0.5)
+    assert "sampling: temperature 1.0" in grown.stdout
+    command = run_command(engine.url, "--out", OUT, "--temperature", 0.5)
+    refused = CliRunner().invoke(app, command)
+    assert "temperature: recorded 1.0, now 0.5\n" in str(refused.exception)
+    assert "sampling:" not in refused.stdout, "it will not be used"
     with pytest.raises(UsageError, match=r"template: recorded"):
         run("--out", OUT, "--chat-template-kwargs", '{"a": 1}')
 

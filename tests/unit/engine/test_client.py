@@ -22,12 +22,12 @@ from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.sampling_params import (
     DEFAULT_MAX_NEW_TOKENS,
     DROPPED_BY_SMG,
-    KNOWN,
-    check_params,
+    check_dropped,
     effective_params,
 )
 from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
 from toolroll.rollout.media import Image
+from toolroll.rollout.runtime.param_names import KNOWN, check_params
 from toolroll.testing import Fault, Reply, fault_at, script
 
 # --- what is sent ---------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_an_unknown_name_is_sent_unless_a_router_drops_it() -> None:
     assert check_params({"bogus": 1, "top_k": 5}) == {"bogus"}
     assert check_params({"stop": "x", "lora_path": "y", "bogus": "z"}) == {"bogus"}
     with pytest.raises(UsageError, match="the router silently drops the sampling parameter 'bogu"):
-        check_params({"bogus": 1}, dropped=DROPPED_BY_SMG)
+        check_dropped({"bogus": 1}, DROPPED_BY_SMG)
     for wrong, words in (
         ({"max_tokens": 1}, "'max_tokens'; did you mean 'max_new_tokens'"),
         ({"temperature": "0.5"}, r"parameter temperature cannot be the text '0\.5'"),

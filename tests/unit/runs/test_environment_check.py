@@ -243,6 +243,7 @@ async def test_without_references_tools_are_called_with_examples() -> None:
     alone = {"tasks": ({"id": "one", "a": 1, "b": 2},), "reference": NO_REFERENCE}
     results = await outcomes(adder(**alone))
     assert results["references earn 1.0"].status == "not applicable"
+    assert "no solution was graded" in results["references earn 1.0"].detail
     assert results[SAME].status == "ok"
     noisy = adder(**alone, call=lambda self, call: str(random.random()))
     assert failed(await checked(EnvironmentClass(noisy, "noisy")))[0].startswith(SAME)

@@ -211,7 +211,9 @@ def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
         (f"{sums}:env", r"sums:env takes no settings, but got: level\. To support settings"),
     ):
         with pytest.raises(UsageError, match=words):
-            find_environment(name, {"level": 3}).make(EnvironmentOptions())
+            find_environment(name, {"level": 3})
+    with pytest.raises(UsageError, match="policy must be full or brief, not 3"):
+        find_environment("desk", {"policy": 3})
     factory = find_environment(f"{sums}:make", {"answer": "7"})
     assert (factory.name, factory.tasks("test")[0].data["answer"]) == ("sums:make", "7")
 

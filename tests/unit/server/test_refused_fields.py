@@ -16,8 +16,8 @@ from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, assistant, in_
 from toolroll.endpoint import EndpointSettings
 from toolroll.endpoint.endpoint_settings import SamplingDefaults
 from toolroll.rollout.engine import ModelInfo
-from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.param_names import KNOWN
 
 Fields = dict[str, Any]
 MISSING = object()

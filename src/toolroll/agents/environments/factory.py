@@ -21,6 +21,10 @@ class Factory:
     name: str
     description: str
     splits: tuple[str, ...]
+    setting: str | None = None
+    """The name of the only setting, if there is one."""
+    settings_hint = ""
+    """The end of the error message for any other setting."""
 
     def missing(self) -> str | None:
         """Return None, because nothing needs to be installed."""
@@ -31,14 +35,13 @@ class Factory:
         if split not in self.splits:
             raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
 
-    def check_settings(
-        self, options: EnvironmentOptions, supported: str | None = None, hint: str = ""
-    ) -> None:
-        """Raise `UsageError` for any setting except `supported`. `hint` ends the error message."""
-        unknown = sorted(set(options.settings) - {supported})
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise `UsageError` if one of `settings` is unknown or not valid."""
+        unknown = sorted(settings.keys() - {self.setting})
         if unknown:
-            takes = f"only the setting {supported}" if supported else "no settings"
-            raise UsageError(f"{self.name} takes {takes}, but got: {', '.join(unknown)}{hint}")
+            takes = f"only the setting {self.setting}" if self.setting else "no settings"
+            names = ", ".join(unknown)
+            raise UsageError(f"{self.name} takes {takes}, but got: {names}{self.settings_hint}")
 
     def needed_user(self, options: EnvironmentOptions) -> Callable[[int], UserSimulator]:
         """Return the function that makes user simulators. Raise `UsageError` if there is none."""

@@ -35,7 +35,7 @@ from toolroll.rollout.environment import (
     Task,
 )
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
-from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.runtime.jsonable import finite, plain, shown
 from toolroll.rollout.runtime.signature import Signature
 from toolroll.rollout.types import Message
 
@@ -195,6 +195,8 @@ class _Named:
             raise UsageError(f"{what} is async: write it as a plain function (it runs in a thread)")
         self._what = what
         self._function = function
+        code = getattr(function, "__code__", None)
+        self.name = what if code is None else f"{what} in {Path(code.co_filename).name}"
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:  # a built-in type such as dict: it is called without arguments
@@ -256,15 +258,18 @@ class ToolEnvironment(Environment):
         """Execute the calls, or grade the final reply."""
         if action.tool_calls:
             return StepResult([self._answer(call) for call in action.tool_calls])
-        rules, rule, reason = self._rules, None, ""
+        rules, reason = self._rules, ""
+        rule: float | None = None
         if rules.reward is not None:
-            rule = rules.reward(
+            returned: Any = rules.reward(
                 task=self._task, final=action.content, calls=list(self._calls), state=self._state
             )
-            if isinstance(rule, tuple):
-                rule, reason = rule
+            if isinstance(returned, tuple) and len(returned) == 2:
+                returned, reason = returned
+            rule = finite(returned)
             if rule is None:
-                raise EnvironmentFailure("reward returned None; it must return a number")
+                must = f"returned {shown(returned)}: it must return a number"
+                raise EnvironmentFailure(f"{rules.reward.name} {must}")
         if rules.judge is None:
             info = {"reward_reason": reason} if reason else {}
             return StepResult(reward=rule, done=True, info=info)
@@ -335,6 +340,11 @@ def _shown(call: PlayedCall) -> Message:
 class ToolEnvironmentFactory(Factory):
     """The `EnvironmentFactory` that `tool_environment` returns."""
 
+    settings_hint = (
+        ". To support settings, make NAME in FILE.py:NAME a function that takes them and returns "
+        "the environment"
+    )
+
     def __init__(
         self, rules: _Rules, tasks: Mapping[str, Sequence[Task]], name: str, description: str
     ) -> None:
@@ -361,11 +371,7 @@ class ToolEnvironmentFactory(Factory):
 
     def make(self, options: EnvironmentOptions) -> ToolEnvironment:
         """Return the environment of one episode. Raise `UsageError` for any setting."""
-        self.check_settings(
-            options,
-            hint=". To support settings, make NAME in FILE.py:NAME a function that takes them and "
-            "returns the environment",
-        )
+        self.check_settings(options.settings)
         return ToolEnvironment(self._rules)
 
     def reference(self, task: Task) -> Sequence[Action] | None:

@@ -141,7 +141,7 @@ class SessionStore:
                 self.finish(live)
         if lives or torn:
             logger.info(
-                "restored %d unfinished sessions of %s%s",
+                "restored unfinished sessions: %d, of %s%s",
                 len(lives),
                 self.folder,
                 f" (removed an incomplete last line of {torn} bytes)" if torn else "",
@@ -257,7 +257,7 @@ class SessionStore:
                 await asyncio.wait(self._finishing)
             await self._journal.aclose()
             logger.info(
-                "%s has %d finished sessions; %d unfinished ones continue with the next start",
+                "%s has finished sessions: %d; unfinished (the next start continues them): %d",
                 self.folder,
                 len(self.finished),
                 len(self._logs),
@@ -318,7 +318,8 @@ def unfinished_sessions(folder: Path) -> list[str]:
         ended |= {(episode.task_id, episode.sample) for episode in episodes if episode.env == ENV}
     how = f"DELETE /sessions/ID at its server, toolroll serve --out {folder}; Ctrl-C there ends all"
     count = len(answered - ended)
-    return [f"left out: {count} unfinished sessions. To finish one: {how}"] if count else []
+    unfinished = "1 unfinished session" if count == 1 else f"{count} unfinished sessions"
+    return [f"left out: {unfinished}. To finish one: {how}"] if count else []
 
 
 def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:

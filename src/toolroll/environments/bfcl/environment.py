@@ -207,7 +207,7 @@ class BfclFactory(Factory):
         """Return a new environment. It needs no user simulator, because the task contains the
         user's lines.
         """
-        self.check_settings(options)
+        self.check_settings(options.settings)
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:

@@ -274,6 +274,7 @@ class DeskFactory(Factory):
         "no server and no download."
     )
     splits: tuple[str, ...] = ("test", "train", "held-out")
+    setting = "policy"
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks in order. Raise `UsageError` for an unknown split."""
@@ -282,11 +283,15 @@ class DeskFactory(Factory):
 
     def make(self, options: EnvironmentOptions) -> Desk:
         """Return a new desk. Raise `UsageError` for an unknown setting or policy."""
-        self.check_settings(options, "policy")
-        policy = options.settings.get("policy", "full")
-        if policy not in _POLICIES:
+        self.check_settings(options.settings)
+        return Desk(options, _POLICIES[options.settings.get("policy", "full")])
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise `UsageError` for an unknown setting or policy."""
+        super().check_settings(settings)
+        policy = settings.get("policy", "full")
+        if policy not in list(_POLICIES):  # it need not be hashable
             raise UsageError(f"desk: policy must be full or brief, not {policy!r}")
-        return Desk(options, _POLICIES[policy])
 
     def reference(self, task: Task) -> Sequence[Action]:
         """Return the actions that earn 1.0."""

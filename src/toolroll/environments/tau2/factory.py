@@ -117,7 +117,7 @@ class Tau2Factory(Factory):
         """Return a new environment. Raise `UsageError` for any setting, if there is no user
         simulator, or if the reward of a task needs a judge model and `nl_assertions` is None.
         """
-        self.check_settings(options)
+        self.check_settings(options.settings)
         make_user = self.needed_user(options)
         info = {"data": f"tau2-bench {self.domain.revision}"}
         judged = self.domain.judged

@@ -14,8 +14,9 @@ from toolroll.rollout.engine.resume import (
     generate_resumed,
     is_cut,
 )
-from toolroll.rollout.engine.sampling_params import LORA_PATH, effective_params, request_fields
+from toolroll.rollout.engine.sampling_params import effective_params, request_fields
 from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.runtime.param_names import LORA_PATH
 
 __all__ = [
     "LORA_PATH",

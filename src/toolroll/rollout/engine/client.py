@@ -39,12 +39,7 @@ from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.retries import Backoff, Retries
-from toolroll.rollout.engine.sampling_params import (
-    check_dropped,
-    check_params,
-    request_fields,
-    sent_unchecked,
-)
+from toolroll.rollout.engine.sampling_params import check_dropped, request_fields
 from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
@@ -63,6 +58,7 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.media import collapsed
 from toolroll.rollout.runtime.jsonable import ids_json
+from toolroll.rollout.runtime.param_names import check_params, sent_unchecked
 from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
@@ -232,7 +228,8 @@ class Engine(EngineClient):
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
                 f"single line of text"
             )
-        unknown = check_params(request.sampling_params, dropped=self._control_plane.dropped)
+        unknown = check_params(request.sampling_params)
+        check_dropped(request.sampling_params, self._control_plane.dropped)
         for name in unknown - self._unknown_params:
             logger.warning("%s", sent_unchecked(name))
         self._unknown_params |= unknown

@@ -1,7 +1,5 @@
-"""Check the names of sampling parameters, and limit `max_new_tokens` to the room in the context.
-
-SGLang answers an unknown name with status 400, but its routers drop it silently. So names are
-checked here.
+"""Find the sampling parameters that a router drops, and limit `max_new_tokens` to the room in the
+context.
 """
 
 from __future__ import annotations
@@ -11,15 +9,7 @@ from typing import Any
 
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import UsageError, prompt_too_long
-from toolroll.rollout.runtime.complaints import did_you_mean, did_you_shorten
-from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES, TEXTS
-
-LORA_PATH = "lora_path"
-"""The parameter that names a LoRA adapter. SGLang reads it beside the sampling parameters. Here it
-is one of them, so that it reaches each request, and each turn records which adapter sampled it.
-"""
-
-KNOWN = frozenset(SGLANG_NAMES) | {LORA_PATH}
+from toolroll.rollout.runtime.param_names import KNOWN, LORA_PATH
 
 DROPPED_BY_SMG = frozenset(
     (
@@ -35,31 +25,6 @@ DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's own default. It is sent explicitly, so that the recorded parameters are the effective
 ones.
 """
-
-
-def check_params(params: Mapping[str, Any], *, dropped: frozenset[str] = frozenset()) -> set[str]:
-    """Return the unknown names in `params`, which a newer SGLang may have. Raise `UsageError` for
-    an unknown name that is close to a known one, for a text instead of a number, for several
-    answers to one request, and for a name that the router drops.
-    """
-    unknown = params.keys() - KNOWN
-    if params.get("n", 1) not in (1, None):
-        raise UsageError(f"n={params['n']!r}: a turn is one answer; play more samples of the task")
-    for name, value in params.items():
-        if isinstance(value, str) and name not in TEXTS | unknown:
-            raise UsageError(f"the sampling parameter {name} cannot be the text {value!r}")
-    for name in sorted(unknown):
-        if hint := did_you_mean(name, KNOWN):
-            raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
-    if dropped:
-        check_dropped(params, dropped)
-    return unknown
-
-
-def sent_unchecked(name: str) -> str:
-    """Return the warning about an unknown parameter, which a newer SGLang may have."""
-    hint = did_you_shorten(name, KNOWN)
-    return f"SGLang 0.5.23 has no sampling parameter {name!r}: it is sent unchecked{hint}"
 
 
 def check_dropped(names: Iterable[str], dropped: frozenset[str]) -> None:

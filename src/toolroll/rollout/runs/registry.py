@@ -128,6 +128,8 @@ class _Configured:
         self.sources = getattr(factory, "sources", {})
         self._factory = factory
         self._settings = settings
+        if check := getattr(factory, "check_settings", None):
+            check(settings)
 
     def make(self, options: EnvironmentOptions) -> Environment:
         settings = {**self._settings, **options.settings}

@@ -46,6 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         kinds = (field.annotation, *get_args(field.annotation))
         group.add_argument(
             "--" + (PREFIX + name).replace("_", "-"),
+            default=argparse.SUPPRESS,  # an attribute means that it is set
             type=json.loads if any("dict[" in str(kind) for kind in kinds) else str,
             help=(field.description or "").replace("%", "%%"),
         )

@@ -2,13 +2,15 @@
 slime that an episode needs.
 
 Invariants: an attribute named `toolroll_*` that is no setting is refused, and the error names the
-option of slime that decides it, or the most similar setting. A setting without the prefix is
-refused too. Options of slime that toolroll does not support are refused before the first episode.
+option of slime that decides it, or the most similar setting. Options of slime that toolroll does
+not support are refused before the first episode.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -18,6 +20,8 @@ from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.settings import Affinity, RolloutArgs, RunSettings
 from toolroll.trainers.episodes import EpisodeSettings
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "toolroll_"
 
@@ -83,7 +87,7 @@ class SlimeSettings(EpisodeSettings):
 
 def read_settings(args: Any) -> SlimeSettings:
     """Return the settings in `args` (a Namespace). Where toolroll's own setting is not set, slime's
-    option is used. Raise `UsageError` if a setting is unknown, not valid or without the prefix.
+    option is used. Raise `UsageError` if a setting is unknown or not valid.
     """
     _check_names(args)
     values = {
@@ -103,24 +107,38 @@ def read_settings(args: Any) -> SlimeSettings:
 
 
 def _check_names(args: Any) -> None:
-    """Raise `UsageError` for a setting without the prefix, and for one that slime decides."""
+    """Raise `UsageError` for a setting that slime decides, or whose key has hyphens. Warn of a
+    setting without the prefix: other code may read it.
+    """
     ours = SlimeSettings.model_fields.keys()
     for key, value in vars(args).items():
-        if key.startswith("toolroll-"):
-            raise UsageError(f"{key} is not a setting; did you mean {key.replace('-', '_')!r}?")
-        if value is None:
+        hyphens = key.startswith("toolroll-")
+        written = key.replace("-", "_") if hyphens else key
+        name = written.removeprefix(PREFIX)
+        if name == written:
+            answered = value is None or option_name(name) in vars(args)
+            if name in ours - _NAMES_OF_OTHERS and not answered:
+                _warn_without_prefix(name)
+        elif value is None and not hyphens:
             continue
-        name = key.removeprefix(PREFIX)
-        if name == key:
-            other = option_name(key)
-            if key in ours - _NAMES_OF_OTHERS and attribute(args, other) is None:
-                raise UsageError(
-                    f"{key} has no effect: write {other} (if other code reads {key}, set both)"
-                )
         elif name in _DECIDED_BY:
             raise UsageError(f"{key} is not a setting: use slime's {_DECIDED_BY[name]} instead")
         elif name in RunSettings.model_fields.keys() - ours:
             raise UsageError(f"{key} is not a setting: only `toolroll run` has {name}")
+        elif hyphens:
+            SlimeSettings.check_names([name], name_of=option_name)
+            raise UsageError(f"{key} is not a setting; did you mean {written!r}?")
+
+
+@cache
+def _warn_without_prefix(name: str) -> None:
+    """Warn once: slime reads the settings again for each sample."""
+    option = option_name(name)
+    logger.warning(
+        "%s has no effect on toolroll: write %s (if other code reads %s, also set %s: null keeps "
+        "its default)",
+        *(name, option, name, option),
+    )
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:

@@ -174,6 +174,7 @@ class TauBenchFactory(Factory):
     """
 
     packages = ("tau_bench",)
+    setting = "split"
 
     def __init__(
         self, domain: str, splits: tuple[str, ...], description: str, *, package: str = "tau_bench"
@@ -221,7 +222,7 @@ class TauBenchFactory(Factory):
         """Return a new environment. Its only setting is `split`, which is used for tasks that do
         not name their split.
         """
-        self.check_settings(options, "split")
+        self.check_settings(options.settings)
         split = str(options.settings.get("split") or self.splits[0])
         return TauBenchEnvironment(self.bench, self.needed_user(options), split=split)
 

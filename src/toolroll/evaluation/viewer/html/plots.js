@@ -12,7 +12,10 @@ function drawCards() {
     plural(rate.of_tasks, "task") +
     ")";
   at("cards").replaceChildren(
-    ...state.texts.map(text => make("pre", { class: "card", tabindex: 0 }, text.trim())),
+    ...state.texts.map(text => {
+      const [lines, ...table] = text.trim().split("\n\n");
+      return make("pre", { class: "card", tabindex: 0 }, make("span", {}, lines), table);
+    }),
     ...Object.entries(state.summary).map(([env, part]) => {
       const most = Number(Object.keys(part["pass^k"] || {}).at(-1));
       const facts = [
@@ -131,6 +134,6 @@ function histogram(name, values) {
     put("rect", { x: 9.5 * bin, y: 30 - tall, width: 8, height: tall });
   });
   put("text", { x: 0, y: 42 }, number(low));
-  put("text", { x: 9.5 * BINS - 2, y: 42, "text-anchor": "end" }, number(high));
+  if (high > low) put("text", { x: 9.5 * BINS - 2, y: 42, "text-anchor": "end" }, number(high));
   return make("figure", {}, svg, make("figcaption", {}, caption));
 }
