@@ -183,9 +183,10 @@ class FrameworkEngine(EngineClient):
             return None
         values = np.array(() if turn.logprobs is None else turn.logprobs, dtype=np.float64)
         if len(values) != count or np.isnan(values).any():
+            given = int((~np.isnan(values)).sum())
             raise CompletionError(
-                f"{self._name}'s engine gave {int((~np.isnan(values)).sum())} logprobs for "
-                f"{count} sampled ids: logprobs must be on"
+                f"{self._name}'s engine gave {given} logprobs for {count} sampled ids: "
+                f"{'each needs one' if given else 'logprobs must be on'}"
             )
         return check_logprobs(values)
 

@@ -35,7 +35,8 @@ GOOD: dict[str, Any] = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
         ({"response_length": 4, "loss_mask": [1] * 4}, "loss_mask has 4 values for 3 tokens"),
         ({"messages": "[{"}, "messages is not JSON: "),
         ({"tools": "{}"}, "tools must be a list of objects"),
-        *((line, "") for line in ("{}x", "3", '{"traces": [{}]}', '{"traces": 3}')),
+        ("{}x", "is not JSON: "),
+        *((line, "") for line in ("3", '{"traces": [{}]}', '{"traces": 3}')),
     ],
 )
 def test_a_row_that_cannot_be_read(tmp_path: Path, change: Any, problem: str) -> None:
@@ -45,8 +46,8 @@ def test_a_row_that_cannot_be_read(tmp_path: Path, change: Any, problem: str) ->
     file.write_text(f"{json.dumps(GOOD)}\n{second}\n", encoding="utf-8")
     with pytest.raises(UsageError) as error:
         list(read_rows(file))
-    start = f"{file}, row 2: {problem}" if problem else f"{file} cannot be read after row 1: "
-    assert str(error.value).startswith(start)
+    start = f"{file}, row 2" if problem else f"{file} cannot be read after row 1: "
+    assert str(error.value).startswith(start) and problem in str(error.value)
 
 
 def test_no_rows(here: Path) -> None:

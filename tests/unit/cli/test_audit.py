@@ -123,7 +123,7 @@ def test_rows_that_train_nothing_or_lack_tools_are_named(played: Played, folder:
     rows = [{**row, "tools": []} for row in played.rows]
     write(folder / "rows.jsonl", [*rows, {**rows[0], "loss_mask": [0] * len(rows[0]["input_ids"])}])
     text = toolroll("audit", folder / "rows.jsonl", "--model", folder / "model").stdout
-    assert "1 rows have no trained token\n" in text
+    assert "1 row without a trained token\n" in text
     assert "the row has no `tools`: " in text
     assert "in rows.jsonl, row 1; rows.jsonl, row 2\n" in text
 

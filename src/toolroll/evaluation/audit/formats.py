@@ -38,6 +38,8 @@ def read_rows(path: Path) -> Iterator[Row]:
         try:
             for number, data in enumerate(_READERS[file.suffix](file), 1):
                 yield row_of(data, f"{file}, row {number}")
+        except orjson.JSONDecodeError as error:
+            raise UsageError(f"{file}, row {number + 1} is not JSON: {error}") from error
         except (*_UNREADABLE, UnpicklingError) as error:
             raise UsageError(
                 f"{file} cannot be read after row {number}: {error!r}. Parquet needs pyarrow, .pt "

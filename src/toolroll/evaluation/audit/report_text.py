@@ -45,12 +45,12 @@ def report_parts(report: AuditReport, tokenizer: Any) -> Iterator[ReportPart]:
     else:
         yield "Not checked without --requests: what the engine was sent and sampled"
     if report.without_logprobs and record is None:
-        count = report.without_logprobs
-        yield f"Not checked without logprobs ({count} rows): whether trained tokens were sampled"
+        rows = _count(report.without_logprobs, "row")
+        yield f"Not checked without logprobs ({rows}): whether trained tokens were sampled"
     if not report.with_messages and record is None:
         yield "Not checked without --model and rows with messages: the text of prompts and turns"
     if report.untrained_rows:
-        yield f"{report.untrained_rows} rows have no trained token"
+        yield f"{_count(report.untrained_rows, 'row')} without a trained token"
     for name, kind in report.kinds.items():
         share = len(kind.rows) / report.rows
         size = f"{_count(len(kind.rows), 'row')} ({share:.1%}), {_count(kind.places, 'place')}"
