@@ -33,8 +33,9 @@ def plain_faults(row: Row) -> list[Fault]:
         wrong[IMPOSSIBLE] = np.nan_to_num(row.logprobs) > _ABOVE_ZERO
     faults = [Fault(kind, *run) for kind, places in wrong.items() for run in runs(places)]
     for start, stop in runs(has_logprob):
-        if 0 < trained[start:stop].sum() < stop - start:  # or the rest has other weights
-            faults.append(Fault(NOT_WHOLE, start, stop, sure=False))
+        if trained[start:stop].any():  # the rest may be of other weights
+            left = runs(~trained[start:stop])
+            faults += [Fault(NOT_WHOLE, start + a, start + b, sure=False) for a, b in left]
     return faults
 
 
