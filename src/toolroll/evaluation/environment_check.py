@@ -160,7 +160,7 @@ class _Questions:
         for task, actions in solved:
             result = await self._play(task, 0, actions)
             if result.reward != 1.0:
-                why = reward_reason(result.info) or _first_error(result.messages)
+                why = _first_error(result.messages) or reward_reason(result.info)
                 wrong.append(f"{task.id}: {shown(result.reward)}{f' ({why})' if why else ''}")
         if wrong and self.options.user is not None:
             raise _NotApplicableError(

@@ -21,7 +21,7 @@ from toolroll.evaluation.certify import certify
 from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.episode import Agent, InteractionResult
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, error_in
-from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.model import Model, read_template
 from toolroll.rollout.runs.registry import (
     agent_maker,
     check_env_args,
@@ -82,6 +82,7 @@ class EpisodeSettings(
             check_split(factory, settings.split or factory.splits[0])
             if settings.env_args and settings.user is None:
                 check_env_args(factory, EnvironmentOptions())
+        read_template(settings.chat_template)
         maker = agent_maker(settings.agent)
         if maker.__module__.startswith("toolroll."):  # it reads its settings before its model
             maker(None, settings.agent_settings)

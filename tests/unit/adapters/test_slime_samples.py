@@ -256,6 +256,7 @@ def test_settings_are_documented_and_refused_before_a_job() -> None:
     policy = {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}}
     for given, words in (
         (policy, "only the setting policy"),
+        ({"toolroll_chat_template": "none.jinja"}, "'none.jinja' is neither a file nor Jinja text"),
         ({"toolroll_agent": "program"}, "needs either a command or a harbor_agent"),
         (
             {"toolroll_user": "openai", "toolroll_user_settings": {"modl": "x"}},

@@ -60,7 +60,7 @@ def report_parts(report: AuditReport, tokenizer: Any) -> Iterator[ReportPart]:
             yield f"in {'; '.join(Path(place).name for place in kind.rows[:_LISTED])}{more}"
         yield f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:"
         yield list(_tokens(kind, tokenizer))
-        if name.endswith(UNMATCHED):
+        if name.endswith(UNMATCHED) and report.unmatched_rows == report.with_messages:
             yield "is --model the tokenizer of these rows?"
         if name.endswith(PROMPT) and not kind.row.tools:
             yield "the row has no `tools`: if the model had some, the prompt shows them"

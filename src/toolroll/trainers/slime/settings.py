@@ -135,8 +135,8 @@ def _warn_without_prefix(name: str) -> None:
     """Warn once: slime reads the settings again for each sample."""
     option = option_name(name)
     logger.warning(
-        "%s has no effect on toolroll: write %s (if other code reads %s, also set %s: null keeps "
-        "its default)",
+        "%s has no effect on toolroll: write %s (if other code reads %s, set %s too; the value "
+        "null keeps its default)",
         *(name, option, name, option),
     )
 

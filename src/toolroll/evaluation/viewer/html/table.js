@@ -35,15 +35,15 @@ function chooseColumns() {
   let space = at("list").clientWidth - 24 - SCROLLBAR;
   // These columns are as wide as their longest text, within limits (in pixels).
   const byContent = {
-    task: Math.max(90, Math.min(8 * longest("task") + 36, 150)),
-    reason: Math.max(100, Math.round(Math.min(8 * longest("reason") + 24, 0.38 * space))),
+    task: Math.max(64, Math.min(8 * longest("task") + 36, 150)),
+    reason: Math.max(72, Math.round(Math.min(8 * longest("reason") + 24, 0.38 * space))),
   };
   const useful = COLUMNS.filter(({ key, keep }) =>
     key === "reason" ? reasons > 0 : keep || differs(key),
   ).map(column => ({ ...column, width: byContent[column.key] ?? column.width }));
   // The column by which the table is sorted is shown before others, and a reason that few have late.
   const rankOf = ({ key, rank }) =>
-    key === "task" ? 0 : key === sortKey() ? 0.5 : key === "reason" && reasons < 1 / 4 ? 7 : rank;
+    key === "task" ? 0 : key === sortKey() ? 0.5 : key === "reason" && reasons < 1 / 4 ? 5.5 : rank;
   const fitting = useful
     .slice()
     .sort((a, b) => rankOf(a) - rankOf(b))
