@@ -47,9 +47,10 @@ function chooseColumns() {
   const fitting = useful
     .slice()
     .sort((a, b) => rankOf(a) - rankOf(b))
-    .filter(({ width, key }) => {
-      const fits = narrow.matches || width <= space || key === "task";
-      if (fits) space -= width;
+    .filter(column => {
+      if (column.key === "reason" && space >= 100) column.width = Math.min(column.width, space); // cut
+      const fits = narrow.matches || column.width <= space || column.key === "task";
+      if (fits) space -= column.width;
       return fits;
     });
   const columns = useful.filter(column => fitting.includes(column)),
