@@ -142,7 +142,7 @@ async def play(
     now = await provenance(plan.served, plan.factory) | dict(produced_by or {})
     now["options"] = plan.config.options
     if recorded is not None:
-        for line in recorded.differences(plan.identity, now) or ["nothing"]:
+        for line in recorded.differences(plan.identity, now) or ["nothing that moves a reward"]:
             print_line(console, f"{env}: different from the recorded run: {line}")
     if out is None:
         if sampling:
@@ -165,7 +165,7 @@ async def play(
         if folder.done:
             print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
         if _has_others(folder.done, plan):
-            print_line(console, f"{env}: the table covers every episode in {out}, named or not")
+            print_line(console, f"{env}: the table also covers other tasks or samples in {out}")
         for message in shortened(folder.bad_lines):
             print_line(console, f"WARNING: {message} (its episode is played again)")
         if folder.dropped:

@@ -140,7 +140,8 @@ def test_runs_of_other_tasks_are_told_what_to_play(
         f"pond: {problem}:",
         "  baseline, a b: split test, 4 tasks, such as t-0",
         f"  candidate, b: split held-out, 1 task, such as {ids}-0",
-        "Play the baseline's tasks with the candidate's model, and compare this:",
+        "Play the baseline's tasks with the candidate's model, and with its settings that differ, "
+        "and compare this:",
         "  toolroll run pond --from 'a b' --model new --out FOLDER",
         *[
             "To compare the tasks of the same names nevertheless: --allow-different tasks "

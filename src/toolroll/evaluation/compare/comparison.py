@@ -182,7 +182,8 @@ def _play_again(base: ComparedRun, model: str) -> str:
         return ""
     words = f"toolroll run {base.env} --from".split()
     command = shlex.join([*words, base.folder, "--model", model, "--out", "FOLDER"])
-    return f"\nPlay the baseline's tasks with the candidate's model, and compare this:\n  {command}"
+    how = "with the candidate's model, and with its settings that differ"
+    return f"\nPlay the baseline's tasks {how}, and compare this:\n  {command}"
 
 
 def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, Any]:

@@ -109,7 +109,8 @@ async def check_identity(
     if wrong:
         if not allow_mismatch:
             raise UsageError(
-                f"{wrong[0]}; to run anyway, set allow_model_mismatch (--allow-model-mismatch)"
+                f"{wrong[0]}: name the engine's model (--model). To run anyway, set "
+                "allow_model_mismatch (--allow-model-mismatch)"
             )
         return wrong[:1]
     served = sorted(

@@ -111,8 +111,8 @@ def pass_estimates(
         raise UnequalSamplesError(
             f"tasks have between {counts[0]} and {counts[-1]} graded samples ({few} of "
             f"{len(tasks)} have fewer than {counts[-1]}): "
-            "play the missing ones (the same command continues the run; with --allow-unequal, it "
-            "computes them from the samples that each task has)"
+            "play the missing ones (the same command, without --tasks, continues the run; with "
+            "--allow-unequal, it computes them from the samples that each task has)"
         )
     steps = range(1, counts[0] + 1)
     return {
