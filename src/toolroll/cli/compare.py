@@ -25,8 +25,8 @@ _DIGITS = {"aborted": 0, "user cost (mean)": 4} | {
 """The decimals of a row of the table, if they are not two."""
 _MOST_TASKS = 8
 _LEAST = (
-    "the interval is widened: it is as wide as if one task alone had changed, by the whole range of "
-    "rewards"
+    "the interval is widened: it is as wide as if one task alone had changed, by the whole range "
+    "of rewards"
 )
 
 
