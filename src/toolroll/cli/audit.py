@@ -18,7 +18,6 @@ from toolroll.cli.display import Output, page_line, print_line
 from toolroll.cli.options import help_of
 from toolroll.evaluation.run_config import json_object, tokenizer_name
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.run_directory import read_settings
 
 if TYPE_CHECKING:
     from toolroll.evaluation.audit.report_text import ReportPart
@@ -94,6 +93,7 @@ def _recorded_tokenizer(*folders: Path | None) -> Any:
     this machine.
     """
     from toolroll.rollout.model.tokenizers import load_tokenizer, local_name
+    from toolroll.rollout.runs.run_directory import read_settings
 
     for folder in filter(None, folders):
         with suppress(UsageError):
