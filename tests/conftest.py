@@ -103,8 +103,8 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Make asyncio's own event loops the default. The import of SGLang or AReaL makes uvloop's the
-    default, which do not have the tests' clock.
+    """Make asyncio's own event loops the default. Importing SGLang or AReaL makes uvloop's the
+    default, and the tests' clock does not work on them.
     """
     if not isinstance(asyncio.get_event_loop_policy(), asyncio.DefaultEventLoopPolicy):
         asyncio.set_event_loop_policy(None)

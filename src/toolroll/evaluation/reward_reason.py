@@ -1,4 +1,4 @@
-"""`reward_reason`: the reason for an episode's reward, in words."""
+"""`reward_reason`: the reason for an episode's reward, as one line of text."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from pydantic import (
 from yarl import URL
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.complaints import complaints, did_you_shorten
+from toolroll.rollout.runtime.complaints import complaints, did_you_mean
 
 _USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE | re.DOTALL)
 
@@ -210,7 +210,9 @@ class Settings(BaseModel):
         for name in names:
             if name not in cls.model_fields:
                 everything = f"; there are {', '.join(sorted(map(name_of, cls.model_fields)))}"
-                hint = did_you_shorten(name, cls.model_fields, name_of, everything)
+                hint = did_you_mean(
+                    name, cls.model_fields, everything, beginnings=True, name_of=name_of
+                )
                 prefix = f"{where}: " if where else ""
                 raise UsageError(f"{prefix}there is no setting {name_of(name)!r}{hint}")
 

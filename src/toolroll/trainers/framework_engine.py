@@ -152,8 +152,8 @@ class FrameworkEngine(EngineClient):
         last, requested = int(turn.ids[-1]), params.get("stop_token_ids") or ()
         if turn.matched is None and params.get("stop"):
             return last if last in requested else None
-        ends = {turn.matched} if turn.matched is not None else {*self._special, *requested}
-        if last not in ends:
+        ended = last in requested or last in self._special
+        if not (ended if turn.matched is None else last == turn.matched):
             raise CompletionError(
                 f"{self._name}'s engine stopped after the id {last}, which ends no turn: the "
                 "sampled ids must include the stop token"

@@ -342,7 +342,7 @@ def test_the_table_and_the_markdown_have_the_same_rows() -> None:
 
 
 def test_the_page_has_the_whole_output() -> None:
-    """Of two runs of 40 tasks, in three of which the rewards differ."""
+    """Two runs of 40 tasks: the rewards of three tasks differ."""
     before = {f"t-{task:02}": [float(task < 25), float(task < 20)] for task in range(40)}
     names = "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors seconds"
     numbers = (

@@ -73,13 +73,16 @@ async def test_an_export_that_cannot_be_is_refused(tmp_path: Path) -> None:
         assert (status, answer["error"]["code"]) == (409, "no_folder")
         assert "--out" in answer["error"]["message"]
         missing = (await bench.get("/sessions/x/trajectories"))["error"]["message"]
-        assert missing.startswith("there is no session 'x', or it is finished: GET /sessions lists")
+        assert missing == "there is no unfinished session 'x': GET /sessions lists them"
     async with serve(out=tmp_path) as bench:
         await bench.create()
         assert (await bench.refusal(EXPORT, {}))[:2] == (409, "session_empty")
         status, answer = await bench.post("/sessions/x/export", {})
         assert (status, answer["error"]["code"]) == (404, "session_not_found")
-        assert answer["error"]["message"] == "there is no session 'x': GET /sessions lists all"
+        assert (
+            answer["error"]["message"]
+            == "there is no session 'x': GET /sessions lists the sessions"
+        )
 
 
 async def test_the_metrics_count_turns_tokens_errors_and_requests() -> None:

@@ -201,13 +201,10 @@ class Sessions:
 
     def _why_missing(self, session_id: str) -> str:
         if self._store is None:  # which would know the finished ones
-            return (
-                f"there is no session {session_id!r}, or it is finished: GET /sessions lists the "
-                "others"
-            )
+            return f"there is no unfinished session {session_id!r}: GET /sessions lists them"
         file = self._store.file_of(session_id)
         if file is None:
-            return f"there is no session {session_id!r}: GET /sessions lists all"
+            return f"there is no session {session_id!r}: GET /sessions lists the sessions"
         return f"the session {session_id!r} is finished, or is being finished: see {file}"
 
     def _touched(self, live: LiveSession) -> LiveSession:

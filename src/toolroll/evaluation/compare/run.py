@@ -51,11 +51,11 @@ class ComparedRun:
     def facts(self) -> dict[str, Any]:
         """What is recorded, by name. What the turns were sampled with replaces what was set."""
         turns = {name: _shown(values) for name, values in self.sampled.items()}
-        limits = sorted({limit for limit, _ in self.limits})
+        limits = sorted({limit for limit, _ in self.limits})  # empty if the setting is recorded
         if len(limits) > 1:  # those that reach its end are what the context left
             context = max(end for _, end in self.limits)
             limits = sorted({limit for limit, end in self.limits if end < context})
-        if limits and "max_new_tokens" not in self.recorded:
+        if limits:
             turns["max_new_tokens"] = _shown(limits)
         return {**self.recorded, **turns}
 
@@ -76,7 +76,8 @@ class ComparedRun:
         self.environments.add(episode.environment)
         for trajectory in result.trajectories:
             for turn in trajectory.turns:
-                if (limit := turn.sampling_params.get("max_new_tokens")) is not None:
+                limit = turn.sampling_params.get("max_new_tokens")
+                if limit is not None and "max_new_tokens" not in self.recorded:
                     self.limits.add((limit, limit + turn.start))
                 for name in turn.sampling_params.keys() - {"sampling_seed", "max_new_tokens"}:
                     values = self.sampled.setdefault(name, [])

@@ -33,23 +33,21 @@ _QUOTED = _WORDS.keys() - {
 _LONGEST = 100
 
 
-def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """Return `; did you mean 'NAME'?` with the closest of `names`, or `otherwise` if none is
-    close.
-    """
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else otherwise
-
-
-def did_you_shorten(
-    name: str, names: Iterable[str], name_of: Callable[[str], str] = str, otherwise: str = ""
+def did_you_mean(
+    name: str,
+    names: Iterable[str],
+    otherwise: str = "",
+    *,
+    beginnings: bool = False,
+    name_of: Callable[[str], str] = str,
 ) -> str:
-    """Return what `did_you_mean` returns, spelled by `name_of`. A name that begins with `name`, or
-    the reverse, is close too.
+    """Return `; did you mean 'NAME'?` with the closest of `names`, spelled by `name_of`, or
+    `otherwise` if none is close. With `beginnings`, two names are also close if one of them begins
+    with the other.
     """
     names = list(names)
     close = difflib.get_close_matches(name, names, n=1)
-    if not close and len(name) > 2:
+    if beginnings and not close and len(name) > 2:
         close = sorted(n for n in names if n.startswith(name) or name.startswith(n))
     return f"; did you mean {name_of(close[0])!r}?" if close else otherwise
 

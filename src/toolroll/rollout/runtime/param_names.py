@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.complaints import did_you_mean, did_you_shorten
+from toolroll.rollout.runtime.complaints import did_you_mean
 from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES, TEXTS
 
 LORA_PATH = "lora_path"
@@ -39,5 +39,5 @@ def check_params(params: Mapping[str, Any]) -> set[str]:
 
 def sent_unchecked(name: str) -> str:
     """Return the warning about an unknown parameter, which a newer SGLang may have."""
-    hint = did_you_shorten(name, KNOWN)
+    hint = did_you_mean(name, KNOWN, beginnings=True)
     return f"SGLang 0.5.23 has no sampling parameter {name!r}: it is sent unchecked{hint}"

@@ -1,7 +1,7 @@
 """`SlimeSettings`: toolroll's settings in slime's `args`. This module also reads the arguments of
 slime that an episode needs.
 
-Invariants: an attribute named `toolroll_*` that is no setting is refused, and the error names the
+Invariants: an attribute named `toolroll_*` that is not a setting is refused. The error names the
 option of slime that decides it, or the most similar setting. Options of slime that toolroll does
 not support are refused before the first episode.
 """
